@@ -74,6 +74,8 @@ class Node:
             has at a time, such as the name of a pod of a StatefulSet. When a replica starts, the earlier process of that
             name is known to be dead.
         lease_seconds: With a shared store, how long the others believe without a heartbeat that this replica runs.
+        fence: With a shared store on Linux, have the kernel kill this process when it could not send a heartbeat for
+            `lease_seconds`, also while it is stopped. Then the others know that it is dead when its lease is over.
         store_seconds: With a shared store, how long a message waits for the store before it is refused.
         peers: The addresses of nodes that receipts may be posted to, apart from the node's own origin. Also list
             the nodes that are not at the root of their server.
@@ -101,6 +103,7 @@ class Node:
         durability: str = "process",
         replica: str | None = None,
         lease_seconds: float = 15.0,
+        fence: bool = False,
         store_seconds: float = 10.0,
         peers: Iterable[str] = (),
         opaque: Iterable[str] = (),
@@ -125,6 +128,7 @@ class Node:
         self.journal, self.database = store_of(store, durability=durability)
         self.replica: str | None = None if replica is None else arguments.name("replica", replica)
         self.lease_seconds: float = arguments.seconds("lease_seconds", lease_seconds)
+        self.fence: bool = arguments.instance("fence", fence, bool)
         self.store_seconds: float = arguments.seconds("store_seconds", store_seconds)
         self._check_shared(on_trouble)
         self.patience: Patience = arguments.instance("patience", patience or Patience(), Patience)
@@ -147,10 +151,11 @@ class Node:
         """Cascades that an earlier process of this node has begun, and whose verdict was not delivered."""
 
     def _check_shared(self, on_trouble: str) -> None:
-        if self.database is None and self.replica is not None:
+        if self.database is None and (self.replica is not None or self.fence):
+            option = "fence=" if self.fence else "replica="
             message = (
-                f"node {self.name!r} has replica= but no shared store, so it is one process: give it store=, such as"
-                " sqlite:///path, or leave replica= out"
+                f"node {self.name!r} has {option} but no shared store, so it is one process: give it store=, such as"
+                f" sqlite:///path, or leave {option} out"
             )
             raise ArgumentError(message)
         if self.database is not None and on_trouble == "serve":

@@ -119,7 +119,7 @@ class OpenNode:
             self.clock = scope.backend.clock
             self.exchange = PeerCalls(self, engine, scope)
             if self.shared is not None:
-                await scope.enter(self.shared.store.opened())
+                await scope.enter(self.shared.opened())
                 await self.shared.open()
             engine.resume(self.clock())
             node.recovered = tuple(recovered(self, engine.known.roots()))

@@ -12,6 +12,7 @@ passed to their owner. Rules:
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
 from quiesce.mesh.protocol.receipt import pack, unpack
 from quiesce.mesh.protocol.scheduler import NodeReply
 from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked
+from quiesce.mesh.store.fence import Fence
 from quiesce.mesh.store.record_rows import (
     RecordRows,
     is_cancelled,
@@ -35,7 +37,7 @@ from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.shared_store import SharedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.protocol.facts import Record
@@ -58,7 +60,7 @@ class SharedNode:
         self._opened = opened
         self._engine = opened.engine
         self.names: EdgeNames = EdgeNames()
-        replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=False)
+        replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=node.fence)
         horizon = opened.engine.horizon
         rows = RecordRows(
             node.name, replica.incarnation, node.wall, lambda: horizon.promised + 2 * DRIFT_SECONDS
@@ -66,7 +68,22 @@ class SharedNode:
         self.store: SharedStore = SharedStore(database, replica, rows, within=node.store_seconds)
         self.store.on_buried = self._buried
         self.store.has_stopped = lambda: not opened.running_hops
-        self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt)
+        self._fence: Fence | None = Fence() if node.fence else None
+        self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt, self._fence)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Take part in the store inside the block."""
+        if self._fence is not None:
+            self._fence.kill_in(
+                self.store.replica.lease
+            )  # from now on, as the entry is not written yet
+        try:
+            async with self.store.opened():
+                yield
+        finally:
+            if self._fence is not None:
+                self._fence.close()
 
     async def open(self) -> None:
         """Continue the work of earlier incarnations that are proven dead; called while the node opens."""
