@@ -29,6 +29,7 @@ from quiesce.mesh.routes.bystanders import Bystanders
 from quiesce.mesh.routes.joined_work import JoinedWork
 from quiesce.mesh.runtime.cascade import Cascade
 from quiesce.mesh.runtime.hop_parts import ClaimedPart, FirstPart, Part
+from quiesce.mesh.runtime.node_events import Subscribers
 from quiesce.mesh.runtime.open_node import OpenNode
 from quiesce.mesh.store.journal import DURABILITIES
 from quiesce.mesh.store.journal_keeper import MODES, Health
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.admission import Arrival
     from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node_events import NodeEvent
     from quiesce.mesh.runtime.node_scope import Home
     from quiesce.mesh.store.database import Database
     from quiesce.mesh.store.journal import Journal
@@ -147,6 +149,7 @@ class Node:
         self.joined_work: JoinedWork = JoinedWork()
         # Other nodes in whose hops this node's clients were used.
         self.strangers: WeakSet[Node] = WeakSet()
+        self.subscribers: Subscribers = Subscribers(self)
         self.recovered: tuple[Cascade, ...] = ()
         """Cascades that an earlier process of this node has begun, and whose verdict was not delivered."""
 
@@ -318,6 +321,22 @@ class Node:
         state = "new or closed" if scope is None else scope.state
         hops = 0 if self.last_opening is None else len(self.last_opening.running_hops)
         return f"<Node {self.name!r} {state}, {hops} hops>"
+
+    def subscribe(self, fn: Callable[[NodeEvent], object]) -> Callable[[], None]:
+        """Call a function with every event of this node from now on. Return a function that ends this.
+
+        ```python
+        node.subscribe(print)
+        ```
+
+        The function is called in the event loop, in the order of the events, after their records have lasted. It must
+        return soon. If it raises, the error is logged, and the node goes on.
+        """
+        arguments.check_callable(fn, "subscribe", "a function of a NodeEvent")
+        remove = self.subscribers.add(fn)
+        if self.last_opening is not None:
+            self.last_opening.watch_events()
+        return remove
 
     def asgi(self, app: Any, *, grace: float = 30.0, cleanup: float = 5.0) -> Any:
         """Wrap an ASGI app: requests that carry a message become hops of this node.

@@ -23,6 +23,8 @@ from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
 from quiesce.mesh.protocol.receipt import pack, unpack
 from quiesce.mesh.protocol.scheduler import NodeReply
 from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked
+from quiesce.mesh.runtime.node_events import ReplicaGone, ReplicaJoined
+from quiesce.mesh.runtime.refusals import not_worked_on
 from quiesce.mesh.store.fence import Fence
 from quiesce.mesh.store.record_rows import (
     RecordRows,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.open_node import OpenNode
     from quiesce.mesh.store.database import Database
-    from quiesce.mesh.store.rows import EdgeRow
+    from quiesce.mesh.store.rows import EdgeRow, Replica
 
 __all__: list[str] = []
 
@@ -70,6 +72,7 @@ class SharedNode:
         self.store.has_stopped = lambda: not opened.running_hops
         self._fence: Fence | None = Fence() if node.fence else None
         self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt, self._fence)
+        self.watch.on_change = self._tell_replica
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -140,11 +143,11 @@ class SharedNode:
         why = opened.objection(handed, why_not)
         opened.check_room(handed)
         if why is not None and not opened.exchange.may_note(handed.edge, caller):
-            raise opened.refusal(handed, NOT_NOW, why)
+            raise not_worked_on(opened, handed, NOT_NOW, why)
         record = self._first_record(handed, why)
         there = await self.store.claim(record)
         if there is not None:
-            raise opened.refusal(handed, self._answer_of(there), None)
+            raise not_worked_on(opened, handed, self._answer_of(there), None)
         return self.store.rows.claim_of(record)
 
     def _first_record(self, handed: Handed, why: str | None) -> Begun | Over:
@@ -309,6 +312,17 @@ class SharedNode:
         engine.adopt(records, opened.clock())
         opened.try_to_commit()
         opened.adopted()
+
+    def _tell_replica(self, other: Replica) -> None:
+        """Notify subscribers that another replica has joined or is gone."""
+        subscribers = self._opened.node.subscribers
+        if not subscribers.functions:
+            return
+        first = subscribers.now()
+        if other.state == "alive":
+            subscribers.tell(ReplicaJoined(*first, other.name))
+        else:
+            subscribers.tell(ReplicaGone(*first, other.name, other.state == "dead", other.why))
 
     def _buried(self) -> None:
         """Cancel all work, because another replica may have taken it over (4)."""

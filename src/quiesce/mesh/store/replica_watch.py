@@ -72,6 +72,9 @@ class ReplicaWatch:
         self._seen: set[int] = set()  # notices that were handled, and may still be in the store
         self._news = anyio.Event()
         self._prune_at = 0.0
+        self._states: dict[str, str] = {}
+        self.on_change: Callable[[Replica], None] = lambda _: None
+        """Called with another replica that is seen for the first time, or is gone."""
 
     # Heartbeats.
 
@@ -123,12 +126,21 @@ class ReplicaWatch:
             why = proof_of_death(one, self._own) if one.state == "alive" else ""
             if why and await self._database.end(one.incarnation, is_dead=True, why=why):
                 logger.warning("%s is dead: %s", describe_replica(one), why)
-                replicas[place] = replace(one, state="dead")
+                replicas[place] = replace(one, state="dead", why=why)
+        self._note_changes(replicas)
         alive = {one.incarnation for one in replicas if one.state == "alive"}
         for one in replicas:
             if one.state == "dead" and one.heir not in alive:
                 await self._inherit(one)
         await self._read_estates()
+
+    def _note_changes(self, replicas: list[Replica]) -> None:
+        before, self._states = self._states, {one.incarnation: one.state for one in replicas}
+        for one in replicas:
+            known = before.get(one.incarnation)
+            is_news = one.state == "alive" if known is None else known != one.state
+            if is_news and one.incarnation != self._own.incarnation:
+                self.on_change(one)
 
     async def _inherit(self, one: Replica) -> None:
         own = self._own.incarnation
