@@ -290,8 +290,8 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_the_table_of_the_lifeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lifeline's table is kept for all."""
+def test_the_table_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's table is kept for all."""
     with guard():
         table = watchdog.Table()
         monkeypatch.setattr(watchdog.watcher, "table", table)
