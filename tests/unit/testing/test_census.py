@@ -299,6 +299,16 @@ def test_the_table_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None
     os.close(table.fd)
 
 
+def test_the_pipe_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's pipe is kept for all."""
+    with guard():
+        theirs, ours = os.pipe()
+        monkeypatch.setattr(watchdog.watcher, "pipe", ours)
+        os.close(theirs)
+    monkeypatch.undo()
+    os.close(ours)
+
+
 async def use_a_stream() -> None:
     """Open a stream and close it."""
     ours, theirs = socket.socketpair()
