@@ -290,13 +290,23 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_the_table_of_the_lifeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lifeline's table is kept for all."""
+def test_the_table_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's table is kept for all."""
     with guard():
         table = watchdog.Table()
         monkeypatch.setattr(watchdog.watcher, "table", table)
     monkeypatch.undo()
     os.close(table.fd)
+
+
+def test_the_pipe_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's pipe is kept for all."""
+    with guard():
+        theirs, ours = os.pipe()
+        monkeypatch.setattr(watchdog.watcher, "pipe", ours)
+        os.close(theirs)
+    monkeypatch.undo()
+    os.close(ours)
 
 
 async def use_a_stream() -> None:
