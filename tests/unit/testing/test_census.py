@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import queue
 import signal
@@ -387,3 +388,26 @@ def test_an_idle_thread_of_a_pool_is_not_left() -> None:
         assert len(set(running_threads.present_threads()) - before) == 1
         held.set()
         future.result()
+
+
+# --- tasks that were collected ----------------------------------------------------------------------
+
+
+@pytest.mark.quiesce(allow=["task:*.wait"])
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop"])
+def test_what_was_collected_is_found_once(backend: str) -> None:
+    """A task's clean-up can wake the task that was collected: then Python 3.14 lists it again."""
+
+    async def wait() -> None:
+        await asyncio.Queue[int]().get()  # ends its getter when it is closed
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        with pytest.raises(LeakError) as caught:  # noqa: PT012 - the block is what is guarded
+            async with guard():
+                asyncio.create_task(wait())  # noqa: RUF006 - the point of the test
+                await asyncio.sleep(0)
+                gc.collect()
+        assert [each.details for each in caught.value.findings] == ["collected while it ran"]
+
+    anyio.run(main, backend_options={"use_uvloop": backend == "uvloop"})
