@@ -9,6 +9,7 @@ The modules, in reading order:
 - `routes`: the ways by which work leaves a hop.
 - `clients`: HTTP clients of other libraries inside of hops.
 - `ledger`: what any process can learn from a shared store.
+- `__main__`: commands for the operator of a shared store.
 - `http`: the public names that need httpx.
 """
 

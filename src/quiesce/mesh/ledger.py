@@ -115,6 +115,11 @@ class Ledger:
                 with anyio.CancelScope(shield=True):  # bounded by the database
                     await self._database.close()
 
+    @property
+    def label(self) -> str:
+        """The address, without credentials."""
+        return self._database.label
+
     # Verdicts.
 
     async def settled(
@@ -256,6 +261,30 @@ class Ledger:
         async with self._connected() as database:
             return await database.end(incarnation, is_dead=True, why=reason)
 
+    async def complaints(self) -> list[str]:
+        """Return what is wrong with the replicas of this store, each as a sentence with what to do.
+
+        *Cancel safety*: may be cancelled at any time.
+
+        *Raises*: `UsageError` if the store cannot be used as it is; `StoreLost`.
+        """
+        async with self._connected() as database:
+            replicas = await database.replicas()
+        alive = {one.incarnation for one in replicas if one.state == "alive"}
+        found: list[str] = []
+        for one in replicas:
+            name = f"replica {one.name} of {one.agent} ({one.incarnation})"
+            if one.state == "alive" and one.age > one.lease:
+                found.append(
+                    f"{name} was not heard of for {one.age:.0f} s, and it is not proven that it has ended. Start the same"
+                    " replica again. If you know that its process has ended, bury it"
+                )
+            elif one.state == "dead" and one.heir not in alive:
+                found.append(
+                    f"{name} is dead ({one.why}), and no replica has taken over. Start a replica of {one.agent}"
+                )
+        return found
+
     async def prune(self) -> int:
         """Remove all rows that are not needed any more; return their number. Nodes do this by themselves, too.
 
@@ -271,7 +300,7 @@ class Ledger:
 
     def __repr__(self) -> str:
         """Return the address, without credentials."""
-        return f"<Ledger {self._database.label}>"
+        return f"<Ledger {self.label}>"
 
 
 async def _is_orphan(database: Database, root: EdgeRow) -> bool:
