@@ -96,6 +96,9 @@ class Detector:
         self._alone = Alone(name)
         self._lasting = lasting
         self.is_volatile: bool = False  # whether its journal cannot be written now
+        self.is_shared: bool = (
+            False  # whether receipts reach senders in its store, which need no address
+        )
         self.boot: str = ""  # the id of the machine's present boot
         self.acts: list[Act] = []
 
@@ -204,8 +207,8 @@ class Detector:
     def _tell(self, hop: HopRecord, receipt: Receipt) -> None:
         if hop.is_root:
             self.acts.append(Settle(hop.edge, hop.cascade, receipt))
-        elif hop.reply is not None and hop.is_answered:
-            self.acts.append(Post(hop.edge, hop.reply, receipt))
+        elif hop.is_answered and (hop.reply is not None or self.is_shared):
+            self.acts.append(Post(hop.edge, hop.reply or "", receipt))
 
     def taken(self, edge: bytes) -> None:
         """Record that the receipt of an edge was delivered, or that no node waits for it.

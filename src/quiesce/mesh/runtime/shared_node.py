@@ -61,6 +61,7 @@ class SharedNode:
         node = opened.node
         self._opened = opened
         self._engine = opened.engine
+        self._engine.detector.is_shared = True
         self.names: EdgeNames = EdgeNames()
         replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=node.fence)
         horizon = opened.engine.horizon
@@ -275,8 +276,9 @@ class SharedNode:
                 asks=tuple(ask for ask in call.asks if ask[0] in hops),
             )
             engine.replied(inside, NodeReply(tuple(sent), answers), now)
-        # Its sender was not in this store, and a receipt needs the id of the edge: the sender asks for it.
-        lost = [edge for edge in receipts if edge not in sent and not self.names.is_known(edge)]
+        # Its sender is not in this store. Without an address, and the id of the edge, the sender asks for the receipt.
+        has_id = self.names.is_known
+        lost = [edge for edge in receipts if edge not in sent and not (call.to and has_id(edge))]
         engine.unpost(lost)
         left = replace(
             call,
