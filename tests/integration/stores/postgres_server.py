@@ -114,11 +114,17 @@ class PostgresServer:
         return int((self._data / "postmaster.pid").read_text().split()[0])
 
     def address(
-        self, database: str = "postgres", *, user: str = USER, password: str = "", options: str = ""
+        self,
+        database: str = "postgres",
+        *,
+        user: str = USER,
+        password: str = "",
+        port: int = 0,
+        options: str = "",
     ) -> str:
-        """Return the URL of a database of the server."""
+        """Return the URL of a database of the server, or of a proxy before it."""
         secret = password or self.password
-        return f"postgresql://{user}:{secret}@127.0.0.1:{self.port}/{database}{options}"
+        return f"postgresql://{user}:{secret}@127.0.0.1:{port or self.port}/{database}{options}"
 
     def start(self, *options: str) -> None:
         """Start the server, and wait until it answers. `pg_ctl` takes care that it is no child of this process."""
@@ -143,18 +149,27 @@ class PostgresServer:
         """Stop the server, and wait until it has ended."""
         self._control("-m", "immediate", "stop")
 
+    def restart_as_standby(self) -> None:
+        """Start the server again as a standby of nobody, which can only be read."""
+        self.stop()
+        (self._data / "standby.signal").touch()
+        self.start()
+
+    def restart(self) -> None:
+        """Start the server again as a primary."""
+        self.stop()
+        (self._data / "standby.signal").unlink()
+        self.start()
+
     def kill(self) -> None:
-        """Kill the server with SIGKILL, and wait until its port is closed. The processes of its connections end too."""
-        os.kill(self.pid, signal.SIGKILL)
+        """Kill the server with SIGKILL, and wait until the processes of its connections have noticed it."""
+        pid = self.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        left = children.read_text().split() if children.exists() else []
+        os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + WITHIN
-        while time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                return
-            time.sleep(0.01)
-        message = "the server still listens after SIGKILL"
-        raise AssertionError(message)
+        while any(Path(f"/proc/{child}").exists() for child in left) and time.monotonic() < end:
+            time.sleep(0.005)
 
     def close(self) -> None:
         """End the server, and remove its folder."""

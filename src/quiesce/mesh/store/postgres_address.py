@@ -37,7 +37,7 @@ _PASSING = (
     "58",  # the server's disk
 )  # fmt: skip
 _TOO_LONG = ("57014", "55P03")  # the server has given up: a statement or a lock took too long
-_UNWRITABLE = ("22021", "22P05")  # a text with characters that no column can keep
+_UNWRITABLE = "22"  # a value that no column can keep
 
 
 def driver(extra: str = "postgres") -> ModuleType:
@@ -83,10 +83,9 @@ def parse_address(address: str) -> PostgresAddress:
     """
     try:
         parts = urlsplit(address)
-        options = (
-            dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))
-            if parts.query
-            else {}
+        is_odd = "@" in parts.path or "@" in parts.query or bool(parts.fragment)
+        pairs = parse_qsl(
+            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query) and not is_odd
         )
     except ValueError:  # its text may quote the password
         message = f"the address of the store is not a URL: {_IS_WRITTEN}"
@@ -94,12 +93,13 @@ def parse_address(address: str) -> PostgresAddress:
     if parts.scheme not in {"postgresql", "postgres"}:
         message = f"the address of the store does not begin with postgresql://: {_IS_WRITTEN}"
         raise UsageError(message)
-    if "@" in parts.path or "@" in parts.query or parts.fragment:
+    if is_odd:
         message = (
             "the address of the store cannot be read, as the password in it has characters with a meaning in a URL: write"
             " them as %XX, such as %2F for / and %23 for #"
         )  # fmt: skip
         raise UsageError(message)
+    options = {"application_name": "quiesce", **dict(pairs)}
     known, _, hosts = parts.netloc.rpartition("@")
     user, _, password = (unquote(part) for part in known.partition(":"))
     database = parts.path.removeprefix("/") or options.get("dbname") or options.get("database")
@@ -161,7 +161,7 @@ def explain(error: BaseException, address: PostgresAddress) -> QuiesceError:
     if isinstance(error, QuiesceError):
         return error
     said = _said(error, address)
-    if isinstance(error, ValueError) or _code(error) in _UNWRITABLE:
+    if isinstance(error, ValueError) or _code(error).startswith(_UNWRITABLE):
         return UsageError(
             f"the store {address.label} cannot keep a value ({said}): PostgreSQL keeps no text with a zero character or half"
             " of a surrogate pair: take it out of the names of agents and cascades"

@@ -97,7 +97,7 @@ class PostgresDatabase:
         self._listeners = 0
         self._has_news = False
         self._news = anyio.Event()
-        self._told_at = float("-inf")
+        self._is_telling = False
 
     @property
     def label(self) -> str:
@@ -190,14 +190,17 @@ class PostgresDatabase:
         """Wake the others: through `run`, or here and now if it does not run."""
         self._has_news = True
         self._news.set()
-        now = anyio.current_time()
-        if self._listeners or now - self._told_at < _TELL_SECONDS:
+        if self._listeners or self._is_telling:
             return
-        self._told_at = now
-        with suppress(
-            StoreLost
-        ):  # the change itself is written, and the others look again by themselves
-            await self._link.do(self._tell)
+        self._is_telling = True
+        try:
+            with suppress(
+                StoreLost
+            ):  # the change itself is written, and the others look again by themselves
+                while self._has_news:
+                    await self._link.do(self._tell)
+        finally:
+            self._is_telling = False
 
     # Rows.
 

@@ -7,6 +7,7 @@ process that served it. So a change is written before its call ends, or by then 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,6 +73,7 @@ class PostgresLink:
         self._is_open = False
         self._idle: list[_Session] = []
         self._all: set[_Session] = set()
+        self._unclaimed: list[asyncio.Task[_Session]] = []  # whose callers were cancelled
         self._doubtful: set[tuple[int, datetime]] = set()
         self._room = anyio.Semaphore(_CONNECTIONS)
         self._fence = anyio.Lock()
@@ -142,7 +144,7 @@ class PostgresLink:
                 session.connection.terminate()
                 session = None
         if session is None:
-            session = await self._connect()
+            session = await self._connected()
             self._all.add(session)
         try:
             await self._end_doubtful(session.connection)
@@ -166,27 +168,48 @@ class PostgresLink:
 
     async def connect(self) -> Any:
         """Return a connection that is not of the pool: the caller closes it."""
-        return (await self._connect()).connection
+        return (await self._connected()).connection
+
+    async def _connected(self) -> _Session:
+        """Return a new connection. If the caller is cancelled, it is kept for the next one.
+
+        The driver does not clean up after itself if it is cancelled while it connects. So tasks of the link connect: each
+        ends by itself within the time limit, and `close` waits for them.
+        """
+        while self._unclaimed:
+            task = self._unclaimed.pop()
+            if not task.done() or _usable(task):
+                break
+        else:
+            task = asyncio.get_running_loop().create_task(self._connect())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._unclaimed.append(task)
+            raise
 
     async def _connect(self) -> _Session:
-        if not self._is_open:
-            message = f"the store {self.address.label} is not open: call open() first"
-            raise UsageError(message)
+        self._check_open()
         connection = await self._asyncpg.connect(
             self.address.dsn,
             user=self.address.user,
             password=self.address.password,
             timeout=self.seconds,
-            server_settings={"application_name": "quiesce"},
         )
         try:
             # The server gives up a little earlier than the caller: then the connection stays sound.
             lock, statement = (str(max(1, int(self.seconds * part * 1000))) for part in (0.8, 0.9))
             made = await connection.fetchrow(_SET_UP, self.address.schema, lock, statement)
+            self._check_open()  # it may have been closed in the meantime
         except BaseException:
             connection.terminate()
             raise
         return _Session(connection, made["pid"], made["started"])
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            message = f"the store {self.address.label} is not open: call open() first"
+            raise UsageError(message)
 
     def _give_back(self, session: _Session) -> None:
         if self._is_open and not session.connection.is_closed():
@@ -202,7 +225,7 @@ class PostgresLink:
         session.connection.terminate()  # at once; it waits for nothing
 
     def _drop_all(self) -> None:
-        for session in list(self._all):
+        for session in [*self._all, *filter(None, map(_usable, self._unclaimed))]:
             session.connection.terminate()
         self._all.clear()
         self._idle.clear()
@@ -213,15 +236,29 @@ class PostgresLink:
         idle, self._idle = self._idle, []
         try:
             with anyio.CancelScope(shield=True), detached():
+                await self._collect()
                 for session in idle:
-                    self._all.discard(session)
                     await session.connection.close(timeout=_CLOSE_SECONDS)
         except (OSError, self._asyncpg.PostgresError, self._asyncpg.InterfaceError):
             pass  # the server is gone
         finally:
-            for session in idle:
-                session.connection.terminate()
             self._drop_all()
+
+    async def _collect(self) -> None:
+        """Wait for the tasks that still connect."""
+        if self._unclaimed:
+            _, late = await asyncio.wait(self._unclaimed, timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*self._unclaimed, return_exceptions=True)
+
+
+def _usable(task: asyncio.Task[_Session]) -> _Session | None:
+    """Return the connection that a task has made, if it is still open."""
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    session = task.result()
+    return None if session.connection.is_closed() else session
 
 
 def _check_loop(label: str) -> None:

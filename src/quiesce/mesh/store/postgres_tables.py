@@ -112,10 +112,10 @@ async def _check_grants(connection: Any, address: PostgresAddress) -> None:
     lacks = [] if await connection.fetchval(usage, address.schema) else ["USAGE on the schema"]
     pairs = [(table, grant) for table, grants in _NEEDED.items() for grant in grants]
     missing = await connection.fetch(
-        "SELECT needed.allows, needed.name FROM unnest($1::text[], $2::text[]) AS needed (name, allows)"
+        "SELECT needed.allows, needed.name FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS needed (name, allows, place)"
         " LEFT JOIN pg_class found ON found.relname = needed.name AND found.relkind IN ('r', 'p')"
         " AND found.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $3)"
-        " WHERE NOT COALESCE(has_table_privilege(found.oid, needed.allows), false)",
+        " WHERE NOT COALESCE(has_table_privilege(found.oid, needed.allows), false) ORDER BY needed.place",
         [table for table, _ in pairs],
         [grant for _, grant in pairs],
         address.schema,
