@@ -74,12 +74,18 @@ async def locked_row(address: str) -> AsyncIterator[Any]:
         yield other
 
 
-async def until_waiting(address: str, number: int = 1) -> None:
-    """Wait until so many sessions wait for a lock."""
+async def waiting(address: str) -> int:
+    """Count the sessions of stores that wait for a lock."""
     select = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'quiesce'"
     async with session(address) as other:
-        while await other.fetchval(select) < number:
-            pass
+        found: int = await other.fetchval(select)
+        return found
+
+
+async def until_waiting(address: str, number: int = 1) -> None:
+    """Wait until so many sessions wait for a lock."""
+    while await waiting(address) < number:
+        pass
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -217,8 +223,8 @@ async def test_a_change_that_was_cancelled_does_not_come_late(address: str) -> N
                 await until_waiting(address)
                 group.cancel_scope.cancel()
             await database.apply(Batch("a1", puts=[row(2, body=b"new")]))
-        await database.apply(Batch("a1", puts=[row(1, body=b"newest")]))
-        assert (await database.find("hop", [KEYS[1]]))[KEYS[1]].body == b"newest"
+            assert await waiting(address) == 0
+        assert (await database.find("hop", [KEYS[1]]))[KEYS[1]].body == b""
 
 
 async def test_a_cancelled_task_leaves_nothing(address: str) -> None:
@@ -416,6 +422,20 @@ async def test_a_row_in_use_is_pruned_later(address: str) -> None:
         async with locked_row(address):
             assert await database.prune(10.0) == 1
         assert await database.prune(10.0) == 1
+
+
+async def test_an_empty_database_is_opened_many_times_at_once(address: str) -> None:
+    """Of many that find no tables, one makes them, and all can use them."""
+    databases = [PostgresDatabase(address, seconds=30) for _ in range(12)]
+    try:
+        with anyio.fail_after(WITHIN):
+            async with anyio.create_task_group() as group:
+                for database in databases:
+                    group.start_soon(database.open)
+            assert [await database.replicas() for database in databases] == [[]] * 12
+    finally:
+        for database in databases:
+            await database.close()
 
 
 @pytest.mark.backends("asyncio")  # of the processes
