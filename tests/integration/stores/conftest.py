@@ -1,8 +1,7 @@
-"""A PostgreSQL for the tests of stores: one server for each process of pytest, one schema for each test."""
+"""The servers for the tests of stores: one of each kind for each process of pytest."""
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,21 +11,13 @@ from tests.integration.stores.postgres_server import PostgresServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-schemas = itertools.count(1)
-
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[PostgresServer]:
-    """Run a server."""
+def postgres() -> Iterator[PostgresServer]:
+    """Run a PostgreSQL."""
     made = PostgresServer()
     try:
         made.start()
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def address(server: PostgresServer) -> str:
-    """Return the address of a schema that does not exist yet."""
-    return server.address(options=f"?schema=mesh_{next(schemas)}")

@@ -53,6 +53,7 @@ class PostgresServer:
         """Make the folder; `start` starts the server."""
         self.password = secrets.token_hex(12)
         self.port = _free_port()
+        self._has_started = False
         # Not below pytest's folder: that is closed to the user who runs the server.
         self._folder = Path(tempfile.mkdtemp(prefix="quiesce-postgres-"))
         self._data = self._folder / "data"
@@ -128,9 +129,9 @@ class PostgresServer:
 
     def start(self, *options: str) -> None:
         """Start the server, and wait until it answers. `pg_ctl` takes care that it is no child of this process."""
-        given = " ".join(["-p", str(self.port), *options])
         end = time.monotonic() + WITHIN
         while True:
+            given = " ".join(["-p", str(self.port), *options])
             try:
                 self._control("-l", self._data / "log", "-o", given, "start")
             except (
@@ -138,8 +139,11 @@ class PostgresServer:
             ):  # processes of a server that was killed need a moment to notice it
                 if time.monotonic() > end:
                     raise
+                if not self._has_started:  # somebody else has taken the port in the meantime
+                    self.port = _free_port()
                 time.sleep(0.05)
             else:
+                self._has_started = True
                 return
 
     def _control(self, *words: str | Path) -> None:

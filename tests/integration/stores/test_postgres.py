@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from quiesce.errors import ReplicaBuried, StoreLost
+from quiesce.errors import ReplicaBuried, StoreLost, UsageError
 from quiesce.mesh.store.postgres_database import PostgresDatabase
 from quiesce.mesh.store.rows import Batch, EdgeRow, Notice, Replica
 from quiesce.testing.store_rules import database_rules
@@ -30,6 +31,12 @@ pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
 WITHIN = 60.0  # seconds, a guard
 KEYS = [number.to_bytes(16, "big") for number in range(200)]
+
+
+@pytest.fixture(name="address")
+def new_address(postgres: PostgresServer) -> str:
+    """Return the address of a schema that does not exist yet."""
+    return postgres.address(options=f"?schema=mesh_{secrets.token_hex(6)}")
 
 
 def row(number: int, owner: str = "a1", body: bytes = b"", began_at: float = 1.0) -> EdgeRow:
@@ -109,11 +116,11 @@ async def test_it_keeps_the_rules_of_every_store(rule: Rule, address: str) -> No
     await rule(lambda: PostgresDatabase(address))
 
 
-async def test_a_batch_takes_one_round_trip(server: PostgresServer, address: str) -> None:
+async def test_a_batch_takes_one_round_trip(postgres: PostgresServer, address: str) -> None:
     """A batch with everything in it is one question to the server, and so is a wake-up of the others."""
     schema = address.partition("?")[2]
-    async with proxy(server.port) as before:
-        through = server.address(port=before.port, options=f"?{schema}")
+    async with proxy(postgres.port) as before:
+        through = postgres.address(port=before.port, options=f"?{schema}")
         async with opened(through, "a1") as database:
             asked = []
             for number in range(20):
@@ -150,7 +157,7 @@ async def test_connections_that_are_cut_are_made_again(address: str) -> None:
         assert len(await database.owned("a1")) == 120
 
 
-async def test_a_server_that_is_killed_comes_back(server: PostgresServer, address: str) -> None:
+async def test_a_server_that_is_killed_comes_back(postgres: PostgresServer, address: str) -> None:
     """Calls succeed or say that the store is lost; what succeeded is there, and the store works again by itself."""
     written: list[int] = []
     failures: list[Exception] = []
@@ -172,8 +179,8 @@ async def test_a_server_that_is_killed_comes_back(server: PostgresServer, addres
             for _ in range(3):
                 group.start_soon(write)
             await until(lambda: len(written) >= 10)
-            await anyio.to_thread.run_sync(server.kill)
-            await anyio.to_thread.run_sync(server.start)
+            await anyio.to_thread.run_sync(postgres.kill)
+            await anyio.to_thread.run_sync(postgres.start)
             ends.set()
         assert all(isinstance(error, StoreLost) for error in failures), failures
         while True:  # a busy machine may need more than one bound
@@ -186,14 +193,14 @@ async def test_a_server_that_is_killed_comes_back(server: PostgresServer, addres
 
 
 async def test_a_server_that_is_silent_is_lost_in_time(
-    server: PostgresServer, address: str
+    postgres: PostgresServer, address: str
 ) -> None:
     """A call to a server that does not answer ends at the limit, with the store's address in the message."""
     schema = address.partition("?")[2]
     async with (
-        proxy(server.port) as before,
+        proxy(postgres.port) as before,
         opened(
-            server.address(port=before.port, options=f"?{schema}"), "a1", seconds=1.0
+            postgres.address(port=before.port, options=f"?{schema}"), "a1", seconds=1.0
         ) as database,
     ):
         before.holds = True
@@ -241,14 +248,14 @@ async def test_a_cancelled_task_leaves_nothing(address: str) -> None:
 
 
 async def test_an_end_whose_answer_is_lost_has_succeeded(
-    server: PostgresServer, address: str
+    postgres: PostgresServer, address: str
 ) -> None:
     """`end` and `inherit` are tried again, and know their own first try from another process that was first."""
     schema = address.partition("?")[2]
     async with (
-        proxy(server.port) as before,
+        proxy(postgres.port) as before,
         opened(address, "a1", "a2") as other,
-        opened(server.address(port=before.port, options=f"?{schema}")) as database,
+        opened(postgres.address(port=before.port, options=f"?{schema}")) as database,
     ):
 
         def once(word: bytes) -> None:
@@ -381,7 +388,7 @@ async def test_a_listener_connects_again(address: str) -> None:
             group.cancel_scope.cancel()
 
 
-async def test_a_burst_of_changes_is_few_wake_ups(server: PostgresServer, address: str) -> None:
+async def test_a_burst_of_changes_is_few_wake_ups(postgres: PostgresServer, address: str) -> None:
     """Changes of a few milliseconds are told together, beside the changes and not in them."""
     heard: list[int] = []
     async with (
@@ -400,6 +407,17 @@ async def test_a_burst_of_changes_is_few_wake_ups(server: PostgresServer, addres
         await until(lambda: heard)
         assert len(heard) <= took / 0.01 + 2
         group.cancel_scope.cancel()
+
+
+async def test_a_listener_ends_with_its_store(address: str) -> None:
+    """`run` does not go on after `close`, and says that the store is not open."""
+    async with opened(address) as database:
+        woken = anyio.Event()
+        running = asyncio.ensure_future(database.run(woken.set))
+        await woken.wait()
+        await database.close()
+        with pytest.raises(UsageError, match="is not open"):
+            await running
 
 
 async def test_heartbeats_go_by_the_clock_of_the_server(address: str) -> None:
@@ -438,29 +456,36 @@ async def test_an_empty_database_is_opened_many_times_at_once(address: str) -> N
             await database.close()
 
 
+OPENING = """
+import asyncio, os, sys, traceback
+from quiesce.mesh.store.postgres_database import PostgresDatabase
+from quiesce.mesh.store.rows import Replica
+
+async def main(number):
+    database = PostgresDatabase(sys.argv[1], seconds=50)
+    await database.open()
+    await database.enroll(Replica(incarnation=f"p{number}", agent="hotel", name="h", lease=10))
+    await database.close()
+
+def run(number):
+    try:
+        asyncio.run(main(number))
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+children = [os.fork() or run(number) for number in range(20)]
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
+"""
+
+
 @pytest.mark.backends("asyncio")  # of the processes
 async def test_many_processes_open_an_empty_database(address: str) -> None:
     """Twenty processes that open the store at once find one set of tables."""
-    program = """
-import asyncio, sys
-from quiesce.mesh.store.postgres_database import PostgresDatabase
-from quiesce.mesh.store.rows import Replica
-async def main():
-    database = PostgresDatabase(sys.argv[1], seconds=50)
-    await database.open()
-    await database.enroll(Replica(incarnation=sys.argv[2], agent="hotel", name="h", lease=10))
-    await database.close()
-asyncio.run(main())
-"""
-
-    async def start(number: int) -> None:
-        command = [sys.executable, "-W", "error", "-c", program, address, f"p{number}"]
+    command = [sys.executable, "-W", "error", "-c", OPENING, address]
+    with anyio.fail_after(WITHIN):
         done = await anyio.run_process(command, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
-
-    with anyio.fail_after(WITHIN):
-        async with anyio.create_task_group() as group:
-            for number in range(20):
-                group.start_soon(start, number)
-    async with opened(address) as database:
-        assert len(await database.replicas()) == 20
+        async with opened(address) as database:
+            assert len(await database.replicas()) == 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import secrets
 import socket
 import ssl
 import traceback
@@ -35,6 +36,12 @@ SECRET = "not/the:pass@word"  # noqa: S105 - it is the one that must not be show
 QUOTED = "not%2Fthe%3Apass%40word"
 
 
+@pytest.fixture(name="address")
+def new_address(postgres: PostgresServer) -> str:
+    """Return the address of a schema that does not exist yet."""
+    return postgres.address(options=f"?schema=mesh_{secrets.token_hex(6)}")
+
+
 async def refused(address: str, *, seconds: float = 30.0) -> str:
     """Open a store that cannot be opened; return the whole text of the error, which has no secret in it."""
     database = PostgresDatabase(address, seconds=seconds)
@@ -51,31 +58,31 @@ async def refused(address: str, *, seconds: float = 30.0) -> str:
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-async def test_a_wrong_password_is_not_shown(server: PostgresServer) -> None:
+async def test_a_wrong_password_is_not_shown(postgres: PostgresServer) -> None:
     """The error says that user or password are wrong, and shows neither."""
-    text = await refused(server.address(password=QUOTED))
+    text = await refused(postgres.address(password=QUOTED))
     assert text.startswith("UsageError: the store postgresql://127.0.0.1:")
     assert "refuses the user or the password" in text
     assert "owner" not in text
 
 
-async def test_what_somebody_has_to_put_right(server: PostgresServer) -> None:
+async def test_what_somebody_has_to_put_right(postgres: PostgresServer) -> None:
     """A database that does not exist, and TLS that the server does not offer, are errors of the address."""
-    assert "UsageError" in (text := await refused(server.address("nowhere")))
+    assert "UsageError" in (text := await refused(postgres.address("nowhere")))
     assert "the database does not exist: make it" in text
-    text = await refused(server.address(options="?sslmode=require"))
+    text = await refused(postgres.address(options="?sslmode=require"))
     assert text.startswith("UsageError")
     assert "no TLS connection" in text
-    text = await refused(server.address(options="?sslmode=verify-full&sslrootcert=nowhere.pem"))
+    text = await refused(postgres.address(options="?sslmode=verify-full&sslrootcert=nowhere.pem"))
     assert "there is no file nowhere.pem" in text
-    assert "UsageError" in await refused(server.address(options="?sslmode=perhaps"))
+    assert "UsageError" in await refused(postgres.address(options="?sslmode=perhaps"))
 
 
-async def test_a_server_that_does_not_listen_is_lost(server: PostgresServer) -> None:
+async def test_a_server_that_does_not_listen_is_lost(postgres: PostgresServer) -> None:
     """A refused connection may be a server that starts: `open` tries until its limit, and waiting may help."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
-        text = await refused(server.address(port=taken.getsockname()[1]), seconds=0.3)
+        text = await refused(postgres.address(port=taken.getsockname()[1]), seconds=0.3)
     assert text.startswith("StoreLost")
 
 
@@ -92,13 +99,13 @@ async def test_a_host_is_unknown_or_cannot_be_looked_up_now(
     assert type(found) is kind
 
 
-async def test_a_database_that_is_read_only_is_refused(server: PostgresServer) -> None:
+async def test_a_database_that_is_read_only_is_refused(postgres: PostgresServer) -> None:
     """Where transactions are read-only, the error names the setting."""
-    async with session(server.address()) as admin:
+    async with session(postgres.address()) as admin:
         await admin.execute("CREATE DATABASE readonly")
         await admin.execute("ALTER DATABASE readonly SET default_transaction_read_only = on")
         try:
-            text = await refused(server.address("readonly"))
+            text = await refused(postgres.address("readonly"))
         finally:
             await admin.execute("DROP DATABASE readonly WITH (FORCE)")
     assert text.startswith("UsageError")
@@ -106,13 +113,13 @@ async def test_a_database_that_is_read_only_is_refused(server: PostgresServer) -
 
 
 @pytest.mark.backends("asyncio")  # of the server
-async def test_a_standby_is_refused(server: PostgresServer) -> None:
+async def test_a_standby_is_refused(postgres: PostgresServer) -> None:
     """A standby cannot be written: the error says to name the primary."""
     try:
-        await anyio.to_thread.run_sync(server.restart_as_standby)
-        text = await refused(server.address())
+        await anyio.to_thread.run_sync(postgres.restart_as_standby)
+        text = await refused(postgres.address())
     finally:
-        await anyio.to_thread.run_sync(server.restart)
+        await anyio.to_thread.run_sync(postgres.restart)
     assert text.startswith("UsageError")
     assert "its server is a standby" in text
 
@@ -125,10 +132,10 @@ async def test_tables_of_another_version_are_refused(address: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def other_user(server: PostgresServer) -> AsyncIterator[str]:
+async def other_user(postgres: PostgresServer) -> AsyncIterator[str]:
     """Make a user without rights; yield the beginning of statements that grant to it."""
-    async with session(server.address()) as admin:
-        await admin.execute(f"CREATE ROLE worker LOGIN PASSWORD '{server.password}'")
+    async with session(postgres.address()) as admin:
+        await admin.execute(f"CREATE ROLE worker LOGIN PASSWORD '{postgres.password}'")
         try:
             yield "worker"
         finally:
@@ -136,11 +143,11 @@ async def other_user(server: PostgresServer) -> AsyncIterator[str]:
             await admin.execute("DROP ROLE worker")
 
 
-async def test_a_user_needs_few_rights(server: PostgresServer, address: str) -> None:
+async def test_a_user_needs_few_rights(postgres: PostgresServer, address: str) -> None:
     """What a user lacks is named; with the grants of the page, the store does all it can do."""
     schema = address.partition("schema=")[2]
-    mine = server.address(user="worker", options=f"?schema={schema}")
-    async with other_user(server), session(server.address()) as admin:
+    mine = postgres.address(user="worker", options=f"?schema={schema}")
+    async with other_user(postgres), session(postgres.address()) as admin:
         assert "may not do what the store needs" in await refused(mine)
         async with opened(address):
             pass
@@ -177,34 +184,34 @@ async def test_a_user_needs_few_rights(server: PostgresServer, address: str) -> 
 
 
 async def test_settings_that_may_lose_changes_are_logged(
-    server: PostgresServer, caplog: pytest.LogCaptureFixture
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says what a crash of the server loses with synchronous_commit=off; the store works."""
-    async with session(server.address()) as admin:
+    async with session(postgres.address()) as admin:
         await admin.execute("CREATE DATABASE hasty")
         await admin.execute("ALTER DATABASE hasty SET synchronous_commit = off")
         try:
             with caplog.at_level(logging.WARNING, logger="quiesce.store"):
-                async with opened(server.address("hasty")):
+                async with opened(postgres.address("hasty")):
                     pass
         finally:
             await admin.execute("DROP DATABASE hasty WITH (FORCE)")
     (record,) = caplog.records
     assert "synchronous_commit=off" in record.getMessage()
-    assert server.password not in record.getMessage()
+    assert postgres.password not in record.getMessage()
 
 
-async def test_tls_is_checked(server: PostgresServer) -> None:
+async def test_tls_is_checked(postgres: PostgresServer) -> None:
     """With `verify-full`, a certificate of `sslrootcert` is accepted, and one that nobody has signed is not."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(CERTIFICATE)
-    async with proxy(server.port, tls) as before:
+    async with proxy(postgres.port, tls) as before:
         good = f"?sslmode=verify-full&sslrootcert={CERTIFICATE}&schema=tls"
-        async with opened(server.address(port=before.port, options=good), "a1", "a2") as database:
+        async with opened(postgres.address(port=before.port, options=good), "a1", "a2") as database:
             assert len(await database.replicas()) >= 2
             await database.forget("a1")
         bad = f"?sslmode=verify-full&sslrootcert={OTHERS}"
-        text = await refused(server.address(port=before.port, options=bad))
+        text = await refused(postgres.address(port=before.port, options=bad))
         assert text.startswith("UsageError")
         assert "no TLS connection" in text
 

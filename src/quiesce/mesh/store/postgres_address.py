@@ -110,7 +110,8 @@ def parse_address(address: str) -> PostgresAddress:
     if not schema or "\0" in schema or len(schema.encode()) > _NAME_MAX:
         message = f"the schema in the address of the store must have 1 to {_NAME_MAX} bytes: choose another name"
         raise UsageError(message)
-    secrets = [password, *(options.get(name, "") for name in _PASSWORDS)]
+    user, password = user or options.pop("user", ""), password or options.pop("password", "")
+    secrets = (password, *(options.get(name, "") for name in _PASSWORDS))
     query = urlencode(options)
     return PostgresAddress(
         label=f"postgresql://{_place(hosts, options)}/{unquote(database)}?schema={schema}",

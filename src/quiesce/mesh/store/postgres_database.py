@@ -113,7 +113,10 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
-        await self._link.close()
+        try:
+            await self._link.close()
+        finally:
+            self._news.set()  # a listener that still runs ends
 
     async def _all(self, statement: str, *args: object) -> list[Any]:
         found: list[Any] = await self._link.do(lambda held: held.fetch(statement, *args))
@@ -163,7 +166,7 @@ class PostgresDatabase:
             with anyio.fail_after(self._seconds):
                 await connection.add_listener(self._channel, hear)
             wake()  # what has changed before is not told
-            while not connection.is_closed():
+            while self._link.is_open and not connection.is_closed():
                 with anyio.move_on_after(self._seconds):
                     await self._news.wait()
                 self._news = anyio.Event()

@@ -70,7 +70,7 @@ class PostgresLink:
             QuiesceError, OSError, ValueError, self._asyncpg.PostgresError, self._asyncpg.InterfaceError,
             self._asyncpg.InternalClientError,
         )  # fmt: skip
-        self._is_open = False
+        self.is_open = False
         self._idle: list[_Session] = []
         self._all: set[_Session] = set()
         self._unclaimed: list[asyncio.Task[_Session]] = []  # whose callers were cancelled
@@ -85,14 +85,14 @@ class PostgresLink:
             if not await anyio.Path(path).exists():
                 message = f"the store {self.address.label} cannot be opened: there is no file {path}, which its address names"
                 raise UsageError(message)
-        self._is_open = True
+        self.is_open = True
         try:
             await self._try(
                 lambda connection: postgres_tables.prepare(connection, self.address),
                 postgres_address.explain_opening,
             )
         except BaseException:
-            self._is_open = False
+            self.is_open = False
             self._drop_all()
             raise
 
@@ -207,12 +207,12 @@ class PostgresLink:
         return _Session(connection, made["pid"], made["started"])
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if not self.is_open:
             message = f"the store {self.address.label} is not open: call open() first"
             raise UsageError(message)
 
     def _give_back(self, session: _Session) -> None:
-        if self._is_open and not session.connection.is_closed():
+        if self.is_open and not session.connection.is_closed():
             session.used_at = anyio.current_time()
             self._idle.append(session)
         else:
@@ -232,10 +232,10 @@ class PostgresLink:
 
     async def close(self) -> None:
         """Close the connections; a call under way fails. Idempotent."""
-        self._is_open = False
+        self.is_open = False
         idle, self._idle = self._idle, []
         try:
-            with anyio.CancelScope(shield=True), detached():
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True), detached():
                 await self._collect()
                 for session in idle:
                     await session.connection.close(timeout=_CLOSE_SECONDS)
@@ -247,7 +247,7 @@ class PostgresLink:
     async def _collect(self) -> None:
         """Wait for the tasks that still connect."""
         if self._unclaimed:
-            _, late = await asyncio.wait(self._unclaimed, timeout=_CLOSE_SECONDS)
+            _, late = await asyncio.wait(self._unclaimed, timeout=_CLOSE_SECONDS / 2)
             for task in late:
                 task.cancel()
             await asyncio.gather(*self._unclaimed, return_exceptions=True)
