@@ -23,7 +23,7 @@ _SETTINGS = {
     "listen_addresses": "'127.0.0.1'",
     "unix_socket_directories": "''",
     "password_encryption": "'scram-sha-256'",
-    "fsync": "on",
+    "fsync": "off",  # a test kills the server, and not the machine
     "max_connections": "200",
     "shared_buffers": "'16MB'",
     "autovacuum": "off",  # its workers would come and go in the middle of a test
