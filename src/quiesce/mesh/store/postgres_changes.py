@@ -14,8 +14,6 @@ from quiesce.mesh.store.rows import Batch, EdgeRow
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quiesce.mesh.store.rows import Side
-
 __all__: list[str] = []
 
 _FIELDS = {
@@ -103,9 +101,9 @@ def split(batch: Batch) -> list[Batch]:
     claims = {(row.side, row.key): row for row in reversed(batch.claims)}
     drops = set(batch.drops)
     puts = {(row.side, row.key): row for row in batch.puts if (row.side, row.key) not in drops}
-    first = Batch(batch.owner, claims=_ordered(claims))
+    first = Batch(batch.owner, claims=_ordered(claims.values()))
     rest = Batch(
-        batch.owner, puts=_ordered(puts), notices=batch.notices, drops=sorted(drops, key=lambda drop: drop[1]),
+        batch.owner, puts=_ordered(puts.values()), notices=batch.notices, drops=sorted(drops, key=lambda drop: drop[1]),
         handled=batch.handled,
     )  # fmt: skip
     if first and rest and (claims.keys() & (puts.keys() | drops)):
@@ -114,5 +112,5 @@ def split(batch: Batch) -> list[Batch]:
     return [rest]
 
 
-def _ordered(rows: dict[tuple[Side, bytes], EdgeRow]) -> list[EdgeRow]:
-    return sorted(rows.values(), key=lambda row: row.key)
+def _ordered(rows: Iterable[EdgeRow]) -> list[EdgeRow]:
+    return sorted(rows, key=lambda row: row.key)

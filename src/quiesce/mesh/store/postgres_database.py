@@ -216,7 +216,8 @@ class PostgresDatabase:
             claims = [
                 row for part in parts for row in part.claims if (row.key, row.side) not in won
             ]
-            for side in {row.side for row in claims}:
+            sides: set[Side] = {row.side for row in claims}
+            for side in sides:
                 lost.update(await self.find(side, [row.key for row in claims if row.side == side]))
             # Rows that were removed since: nobody has them.
             batch = Batch(batch.owner, claims=[row for row in claims if row.key not in lost])
