@@ -219,7 +219,9 @@ class Detector:
         if hop is not None and hop.state is HopState.CLOSED:
             hop.enter(_OVER)
             del self.known.hop_records[edge]
-            self.known.end_edge(edge, RAN)
+            # In a shared store the receipt is on its way to its replica, which may ask before it has read it.
+            packed = pack(hop.receipt) if self.is_shared and hop.receipt is not None else RAN
+            self.known.end_edge(edge, packed)
 
     def ride(self, edge: bytes) -> Answer:
         """Return the content of the answer to a message. A receipt that is made later will be posted.

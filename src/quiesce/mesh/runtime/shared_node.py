@@ -93,7 +93,7 @@ class SharedNode:
         """Continue the work of earlier incarnations that are proven dead; called while the node opens."""
         database = self.store.database
         self._engine.known.bear(await database.born_at(), "")
-        await self.watch.look()
+        await self.watch.look(is_starting=True)
 
     def start(self) -> None:
         """Start the tasks of the replica."""
