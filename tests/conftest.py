@@ -14,6 +14,7 @@ import hypothesis  # it looks for referrers of trio's random, so it is imported 
 import pytest
 
 from quiesce.core import process_exit
+from quiesce.testing.leaks.instrument import watch
 from tests import loops, sampling
 
 if TYPE_CHECKING:
@@ -129,3 +130,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = functools.partial(pyfuncitem.obj, **arguments)
     loops.run(str(pyfuncitem.callspec.params["backend"]), test, real_time=real_time)
     return True
+
+
+@pytest.fixture
+def unwatched() -> Iterator[None]:
+    """Stop every census until the end of the test, also if the run as a whole is guarded."""
+    before = list(watch.censuses)
+    kept = (list(watch.events), dict(watch.births), dict(watch.readings))
+    for census in before:
+        watch.stop(census)
+    yield
+    for census in before:
+        watch.start(census)
+    watch.events.extend(kept[0])
+    watch.births.update(kept[1])
+    watch.readings.update(kept[2])

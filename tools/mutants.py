@@ -12,6 +12,8 @@ must fail without that line:
     tests = ["tests/unit/core/test_idle.py"]
 
 With `subject = "mcp-2.3.0"` the tests run with that test subject (requirements/subjects) on the path.
+With `python = "3.12"` the mutant needs that Python or a newer one, because the tests that see it do:
+`make mutants PYTHON=python3.12 VENV=.venv-3.12`. An older one does not run it, and so does not catch it.
 
 The tests run against a changed copy of src; the tree is not changed. A test that hangs counts as
 failed. The exit code is 1 unless every mutant was caught.
@@ -47,6 +49,7 @@ SURVIVED = "SURVIVED"
 STALE = "STALE"  # the text does not occur exactly once
 UNSOUND = "UNSOUND"  # its tests fail without the mutant
 NOT_RUN = "NOT RUN"  # pytest ran no test: a wrong id, or a mutant that cannot be imported
+NEEDS = "needs Python "  # followed by the version
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     subject: str = ""
+    python: str = ""
+
+    @property
+    def is_for_here(self) -> bool:
+        """Whether this Python is new enough for the tests."""
+        return not self.python or sys.version_info >= tuple(map(int, self.python.split(".")))
 
     def write(self, source: Path) -> bool:
         """Break a copy of src; return False if the text to replace does not occur exactly once."""
@@ -160,6 +169,9 @@ def adapter_of(test: str) -> str:
 
 def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> str:
     """Break a copy of the library, run the mutant's tests, and return the verdict."""
+    if not mutant.is_for_here:
+        tell(NEEDS + mutant.python, mutant, "not run")
+        return NEEDS + mutant.python
     own = [test for test in red_anyway if test.startswith(mutant.tests)]
     if own:
         tell(UNSOUND, mutant, f"fails without the mutant: {own[0]}")
@@ -215,11 +227,11 @@ def main() -> int:
     if not mutants:
         say("no mutants")
         return 2
-    red_anyway = red_without(mutants, options.timeout)
+    red_anyway = red_without([each for each in mutants if each.is_for_here], options.timeout)
     with ThreadPoolExecutor(options.jobs) as pool:
         verdicts = list(pool.map(lambda each: judge(each, red_anyway, options.timeout), mutants))
     caught = verdicts.count(RED)
-    others = ", ".join(f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts) - {RED}))
+    others = ", ".join(f"{v}: {verdicts.count(v)}" for v in sorted(set(verdicts) - {RED}))
     say(f"{caught} of {len(mutants)} caught" + (f", {others}" if others else ""))
     return 0 if caught == len(mutants) else 1
 

@@ -29,6 +29,8 @@ SERVICES = ["acp.Sender.loop", "acp.Dispatcher.loop"]  # what the SDK calls its 
 STUBBORN_AGENT = Path(__file__).with_name("stubborn_agent.py")
 SHUTDOWN_SECONDS = 0.2  # what the SDK gives an agent to go, before it terminates and kills it
 LONG_SECONDS = 30.0  # far more than it takes to be cancelled meanwhile
+# When a transport of asyncio is collected after its loop has ended, newer Pythons kill its process.
+kept: list[Stubborn] = []
 
 
 async def served() -> None:
@@ -114,7 +116,8 @@ async def once() -> None:
 
 async def twice() -> None:
     """Cancel it twice."""
-    await cancelled(use, Stubborn(LONG_SECONDS), times=2)
+    kept.append(Stubborn(LONG_SECONDS))
+    await cancelled(use, kept[-1], times=2)
 
 
 async def owned_twice() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from quiesce.testing.leaks import child_processes_left
 from tests.integration import subjects
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ class Outcome:
 
 
 def wait_for_cli(journal: Path) -> list[str]:
-    """Return what the CLI noted of its end, when there is something: it may outlive its program."""
+    """Return what the CLI noted of its end, as soon as there is something, or it was killed: it may outlive its program."""
+    pid = int(journal.read_text().split()[0])
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
+        state = child_processes_left.state_of(pid)
         events = [event for event in journal.read_text().split() if event in _ENDS]
-        if events:  # one that is stubborn flushes although it was terminated: not waited for
-            return events
+        if events or state is None or state.letter in "ZX":
+            return events  # one that is stubborn flushes although it was terminated: not waited for
         assert time.monotonic() < end, "the CLI does not end"
         time.sleep(0.02)
 

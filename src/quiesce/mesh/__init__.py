@@ -8,6 +8,8 @@ The modules, in reading order:
 - `transport`: how messages and calls travel.
 - `routes`: the ways by which work leaves a hop.
 - `clients`: HTTP clients of other libraries inside of hops.
+- `ledger`: what any process can learn from a shared store.
+- `__main__`: commands for the operator of a shared store.
 - `http`: the public names that need httpx.
 """
 
@@ -22,10 +24,13 @@ from quiesce.errors import (
     LocalProtocolError,
     ProtocolError,
     RemoteProtocolError,
+    ReplicaBuried,
+    StoreLost,
 )
 
 if TYPE_CHECKING:
     from quiesce.mesh.clients.instrumentation import Instrumentation
+    from quiesce.mesh.ledger import Ledger, RecordedCascade
     from quiesce.mesh.protocol.receipt import Note, Receipt
     from quiesce.mesh.protocol.scheduler import Patience
     from quiesce.mesh.runtime.admission import Arrival
@@ -33,6 +38,18 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.delegation import Handing
     from quiesce.mesh.runtime.hop import Hop, current_hop
     from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.node_events import (
+        CascadeBegun,
+        CascadeEnded,
+        EdgeEnded,
+        EdgeSent,
+        EdgeTaken,
+        HopBegun,
+        HopEnded,
+        NodeEvent,
+        ReplicaGone,
+        ReplicaJoined,
+    )
     from quiesce.mesh.runtime.progress import Busy, MeshFrontier
     from quiesce.mesh.runtime.settlement import (
         Settled,
@@ -49,17 +66,29 @@ _LATER = {
     "Arrival": "quiesce.mesh.runtime.admission",
     "Busy": "quiesce.mesh.runtime.progress",
     "Cascade": "quiesce.mesh.runtime.cascade",
+    "CascadeBegun": "quiesce.mesh.runtime.node_events",
+    "CascadeEnded": "quiesce.mesh.runtime.node_events",
     "CascadeFront": "quiesce.mesh.transport.asgi_front",
+    "EdgeEnded": "quiesce.mesh.runtime.node_events",
+    "EdgeSent": "quiesce.mesh.runtime.node_events",
+    "EdgeTaken": "quiesce.mesh.runtime.node_events",
     "Handing": "quiesce.mesh.runtime.delegation",
     "Health": "quiesce.mesh.store.journal_keeper",
     "Hop": "quiesce.mesh.runtime.hop",
+    "HopBegun": "quiesce.mesh.runtime.node_events",
+    "HopEnded": "quiesce.mesh.runtime.node_events",
     "Instrumentation": "quiesce.mesh.clients.instrumentation",
+    "Ledger": "quiesce.mesh.ledger",
     "Memory": "quiesce.mesh.transport.node_transport",
     "MeshFrontier": "quiesce.mesh.runtime.progress",
     "Node": "quiesce.mesh.runtime.node",
+    "NodeEvent": "quiesce.mesh.runtime.node_events",
     "Note": "quiesce.mesh.protocol.receipt",
     "Patience": "quiesce.mesh.protocol.scheduler",
     "Receipt": "quiesce.mesh.protocol.receipt",
+    "RecordedCascade": "quiesce.mesh.ledger",
+    "ReplicaGone": "quiesce.mesh.runtime.node_events",
+    "ReplicaJoined": "quiesce.mesh.runtime.node_events",
     "Settled": "quiesce.mesh.runtime.settlement",
     "SettledWithLosses": "quiesce.mesh.runtime.settlement",
     "Settlement": "quiesce.mesh.runtime.settlement",
@@ -72,27 +101,41 @@ __all__ = [
     "Arrival",
     "Busy",
     "Cascade",
+    "CascadeBegun",
     "CascadeCancelled",
+    "CascadeEnded",
     "CascadeFront",
+    "EdgeEnded",
     "EdgeRefused",
+    "EdgeSent",
+    "EdgeTaken",
     "Handing",
     "Health",
     "Hop",
+    "HopBegun",
+    "HopEnded",
     "Instrumentation",
     "JournalBroken",
     "JournalInUse",
+    "Ledger",
     "LocalProtocolError",
     "Memory",
     "MeshFrontier",
     "Node",
+    "NodeEvent",
     "Note",
     "Patience",
     "ProtocolError",
     "Receipt",
+    "RecordedCascade",
     "RemoteProtocolError",
+    "ReplicaBuried",
+    "ReplicaGone",
+    "ReplicaJoined",
     "Settled",
     "SettledWithLosses",
     "Settlement",
+    "StoreLost",
     "Transport",
     "Unknown",
     "current_hop",

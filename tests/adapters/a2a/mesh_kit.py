@@ -309,8 +309,8 @@ class Town:
             old = {"protocol_binding": "JSONRPC", "protocol_version": "0.3"}
             card.supported_interfaces.add(url=f"{url}/", **old)
         app = quiesce_app(
-            agent, card=card, node=node, grace=2, cleanup=1, rest="/rest",
-            **{"hold_signal": False, **options},
+            agent, card=card, node=node, cleanup=1, rest="/rest",
+            **{"grace": 2, "hold_signal": False, **options},
         )  # fmt: skip
         place = self.places[name] = Place(name, url, node, agent, app)
         if is_open:

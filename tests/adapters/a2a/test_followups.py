@@ -191,7 +191,7 @@ async def grown(way: str, kind: str, count: int) -> Growth:
     return Growth(refused, most - counts[0][0], destroyed, tasks, stored, saves, objects)
 
 
-@pytest.mark.quiesce(guard="off")  # it keeps notes, of generators and others, that are objects too
+@pytest.mark.usefixtures("unwatched")  # the notes of a census are objects too
 @pytest.mark.timeout(max(60, COUNT // 20))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_nothing_is_left_of_requests_about_a_task_that_has_ended(kind: str) -> None:

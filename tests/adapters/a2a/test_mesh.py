@@ -400,7 +400,7 @@ async def test_who_waits_for_receipts_does_not_hold_up_a_server_that_is_told_to_
     with mesh.told_by_signal() as ending:
         async with mesh.town(tmp_path) as town, mesh.script() as node:
             town.plan("a", "b")
-            place = await town.build("a", ending=ending, is_open=is_open)
+            place = await town.build("a", ending=ending, is_open=is_open, grace=60)
             other = await town.build("b")
             async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
                 async with node.cascade("one"):

@@ -69,7 +69,7 @@ async def test_an_agent_whose_answer_says_so_takes_part_whatever_its_card_says(
         town.plan("old")
         url = town.urls["old"]
         app, _ = mesh.bare_app(f"{url}/")
-        behind = Node("old", url=url, store=tmp_path / "old", services=["_shutdown_watcher"])
+        behind = Node("old", url=url, store=tmp_path / "old")
         await town.serve("old", behind.asgi(app))
         for config in (mesh.blocking(), None):
             async with await quiesce_client(node, url, config=config) as client:

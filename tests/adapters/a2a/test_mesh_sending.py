@@ -296,7 +296,7 @@ async def test_a_message_is_sent_again_with_credentials(tmp_path: Path, where: s
         agent: Any
         if where == "bare":
             app, agent = mesh.bare_app(f"{url}/")
-            behind = Node("a", url=url, store=tmp_path / "a", services=["_shutdown_watcher"])
+            behind = Node("a", url=url, store=tmp_path / "a")
             await town.serve("a", asking(behind.asgi(app), "/quiesce", "/.well-known"))
         else:
 

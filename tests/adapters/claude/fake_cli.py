@@ -2,8 +2,8 @@
 
 `fake_cli.py --journal FILE [...]`; what the SDK adds to the command line is not read. It answers
 `initialize`, and a prompt with one assistant message and the result, which tells what it was sent.
-In between it may ask the SDK to call a hook, for a permission, or to call a tool of an SDK MCP
-server, say something that nobody has heard of, or think until a file is there. When its input has
+In between it may say something that nobody has heard of, think until a file is there, and then ask the
+SDK to call a hook, for a permission, or to call a tool of an SDK MCP server. When its input has
 ended it takes its time to flush, as the real one writes its session, and goes; with `--stubborn`,
 SIGTERM does not make it go sooner. The journal tells how far it is, a line each: its process id,
 `child` and the id of a child of its own, `initialized`, `asked`, `ended` for its input, `terminated`
@@ -84,9 +84,9 @@ class FakeClaude:
             say(type="unheard_of", session_id=SESSION)
         if settings.exit is not None:
             os._exit(settings.exit)
-        self.ask_all()
         if settings.think:
             wait(THINKING_SECONDS_MAX, until=settings.think)
+        self.ask_all()
         told = {
             "arguments": self.rest,
             "environment": {name: os.environ.get(name) for name in TOLD_VARIABLES},

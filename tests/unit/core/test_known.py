@@ -57,11 +57,9 @@ async def start(coro: Any, way: str) -> asyncio.Task[Any]:
         if factory is None:
             coro.close()
             pytest.skip("since Python 3.12")
-        if not isinstance(loop, asyncio.BaseEventLoop) and sys.version_info >= (3, 13):
+        if not isinstance(loop, asyncio.BaseEventLoop) and sys.version_info[:2] == (3, 13):
             coro.close()
-            pytest.skip(
-                "uvloop passes eager_start=None: an eager factory refuses it, or is not eager"
-            )
+            pytest.skip("uvloop passes eager_start=None, which the eager factory of 3.13 refuses")
         loop.set_task_factory(factory)
     if way == "late":  # by one who has kept the loop's own function
         return type(loop).create_task(loop, coro)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 
 from quiesce import Scope
 from quiesce.core.light_scope import LightScope, Model
+from tests.integration import subjects
 from tests.stress import turns
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
@@ -161,9 +163,10 @@ async def test_a_light_scope_hands_a_load_on() -> None:
 
 
 @pytest.mark.usual
-async def test_async_lru_keeps_its_promise() -> None:
+async def test_async_lru_keeps_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """`async_lru` shares one load among all its callers, whichever scope they are in."""
-    from async_lru import alru_cache  # noqa: PLC0415 - it is there for the usual Python alone
+    monkeypatch.setattr(sys, "path", [*sys.path, *subjects.folders("libraries-1")])
+    from async_lru import alru_cache  # noqa: PLC0415 - see above
 
     gate = asyncio.Event()
 

@@ -142,7 +142,7 @@ async def test_a_recovered_cascade_has_taken_as_long_as_since_its_beginning(
             return
         assert found.seconds is None
         assert found.to_json()["seconds"] is None
-        assert "after a time that its journal does not tell" in str(found)
+        assert "after a time that is not recorded" in str(found)
 
 
 async def test_a_late_copy_is_refused_after_a_restart(tmp_path: Path) -> None:

@@ -141,15 +141,23 @@ async def test_a_cancelled_first_waiter_costs_the_others_nothing() -> None:
 
 
 async def test_the_last_waiter_to_leave_ends_the_process() -> None:
-    """Nothing of a start is left that nobody wants any more."""
+    """Nothing of a start is left that nobody wants any more; it has the pool's grace."""
+    begun = anyio.Event()
+
+    async def almost(process: Process) -> None:
+        await process.lines.line_matching("^ready$")  # from now on it ignores SIGTERM
+        begun.set()
+        await anyio.sleep_forever()
+
     with counted() as census:
         async with Scope("a") as scope:
-            pool = RunnerPool(Program(STUBBORN, ready=never), grace=GRACE / 10)
+            pool = RunnerPool(Program(STUBBORN, ready=almost), grace=GRACE / 10)
             jobs = [scope.spawn(Lessee(pool)) for _ in range(2)]
-            await until(lambda: bool(census.pids))
+            await begun.wait()
             for job in jobs:
                 job.cancel()
-            await scope.idle()
+            with anyio.fail_after(SECONDS_MAX):
+                await scope.idle()
             assert len(census.pids) == 1
             assert not census.left()
             assert pool.stats.started == pool.stats.failed == 0

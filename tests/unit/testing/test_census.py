@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import queue
 import signal
@@ -290,13 +291,23 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_the_table_of_the_lifeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lifeline's table is kept for all."""
+def test_the_table_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's table is kept for all."""
     with guard():
         table = watchdog.Table()
         monkeypatch.setattr(watchdog.watcher, "table", table)
     monkeypatch.undo()
     os.close(table.fd)
+
+
+def test_the_pipe_of_the_watcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher's pipe is kept for all."""
+    with guard():
+        theirs, ours = os.pipe()
+        monkeypatch.setattr(watchdog.watcher, "pipe", ours)
+        os.close(theirs)
+    monkeypatch.undo()
+    os.close(ours)
 
 
 async def use_a_stream() -> None:
@@ -377,3 +388,26 @@ def test_an_idle_thread_of_a_pool_is_not_left() -> None:
         assert len(set(running_threads.present_threads()) - before) == 1
         held.set()
         future.result()
+
+
+# --- tasks that were collected ----------------------------------------------------------------------
+
+
+@pytest.mark.quiesce(allow=["task:*.wait"])
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop"])
+def test_what_was_collected_is_found_once(backend: str) -> None:
+    """A task's clean-up can wake the task that was collected: then Python 3.14 lists it again."""
+
+    async def wait() -> None:
+        await asyncio.Queue[int]().get()  # ends its getter when it is closed
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        with pytest.raises(LeakError) as caught:  # noqa: PT012 - the block is what is guarded
+            async with guard():
+                asyncio.create_task(wait())  # noqa: RUF006 - the point of the test
+                await asyncio.sleep(0)
+                gc.collect()
+        assert [each.details for each in caught.value.findings] == ["collected while it ran"]
+
+    anyio.run(main, backend_options={"use_uvloop": backend == "uvloop"})

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -21,9 +21,6 @@ from quiesce.testing import trio_private
 from quiesce.testing.leaks import instrument
 from quiesce.testing.leaks.census import Census
 from quiesce.testing.leaks.instrument import watch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUNNER, GENERATORS = trio_private.starters(trio) or (None, None)
 WRAPPED: list[tuple[Any, str]] = [
@@ -54,21 +51,6 @@ WRAPPED: list[tuple[Any, str]] = [
     (trio.to_thread, "run_sync"),
 ]
 NOTHING = object()
-
-
-@pytest.fixture
-def unwatched() -> Iterator[None]:
-    """Stop every census until the end of the test, also if the run as a whole is guarded."""
-    before = list(watch.censuses)
-    kept = (list(watch.events), dict(watch.births), dict(watch.readings))
-    for census in before:
-        watch.stop(census)
-    yield
-    for census in before:
-        watch.start(census)
-    watch.events.extend(kept[0])
-    watch.births.update(kept[1])
-    watch.readings.update(kept[2])
 
 
 def found() -> list[object]:

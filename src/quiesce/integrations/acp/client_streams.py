@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -172,7 +171,5 @@ class ProcessPeer(LinePeer):
         """Close the process's input when all of it is written, then wait for the exit, for `seconds` in all."""
         with anyio.move_on_after(seconds):
             await self._process.raw.aclose()  # its further output is not needed
-            with suppress(ProcessLost, UsageError):
-                await self._process.send(b"")
             self._process.close_stdin()
             await self._process.wait()

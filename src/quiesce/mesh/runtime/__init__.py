@@ -4,8 +4,10 @@ In reading order:
 
 - `node`: one agent's part in the mesh.
 - `open_node`: a node while it is open. Its steps pass an event to the engine, write its records, and carry out its requests.
+- `refusals`: the errors for messages that a node does not work on.
 - `shared_node`: what an open node does if it shares its store with other replicas.
 - `edge_names`: the names of edges in a node: their ids, or their keys.
+- `node_events`: what a node tells to functions that watch it.
 - `node_scope`: the scope of a node, which notifies the node when it is closed.
 - `hop`: the scope of the work on one message.
 - `hop_failures`: records the failures of a hop's jobs.

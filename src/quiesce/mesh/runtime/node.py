@@ -29,6 +29,7 @@ from quiesce.mesh.routes.bystanders import Bystanders
 from quiesce.mesh.routes.joined_work import JoinedWork
 from quiesce.mesh.runtime.cascade import Cascade
 from quiesce.mesh.runtime.hop_parts import ClaimedPart, FirstPart, Part
+from quiesce.mesh.runtime.node_events import Subscribers
 from quiesce.mesh.runtime.open_node import OpenNode
 from quiesce.mesh.store.journal import DURABILITIES
 from quiesce.mesh.store.journal_keeper import MODES, Health
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.admission import Arrival
     from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node_events import NodeEvent
     from quiesce.mesh.runtime.node_scope import Home
     from quiesce.mesh.store.database import Database
     from quiesce.mesh.store.journal import Journal
@@ -74,6 +76,8 @@ class Node:
             has at a time, such as the name of a pod of a StatefulSet. When a replica starts, the earlier process of that
             name is known to be dead.
         lease_seconds: With a shared store, how long the others believe without a heartbeat that this replica runs.
+        fence: With a shared store on Linux, have the kernel kill this process when it could not send a heartbeat for
+            `lease_seconds`, also while it is stopped. Then the others know that it is dead when its lease is over.
         store_seconds: With a shared store, how long a message waits for the store before it is refused.
         peers: The addresses of nodes that receipts may be posted to, apart from the node's own origin. Also list
             the nodes that are not at the root of their server.
@@ -101,6 +105,7 @@ class Node:
         durability: str = "process",
         replica: str | None = None,
         lease_seconds: float = 15.0,
+        fence: bool = False,
         store_seconds: float = 10.0,
         peers: Iterable[str] = (),
         opaque: Iterable[str] = (),
@@ -125,6 +130,7 @@ class Node:
         self.journal, self.database = store_of(store, durability=durability)
         self.replica: str | None = None if replica is None else arguments.name("replica", replica)
         self.lease_seconds: float = arguments.seconds("lease_seconds", lease_seconds)
+        self.fence: bool = arguments.instance("fence", fence, bool)
         self.store_seconds: float = arguments.seconds("store_seconds", store_seconds)
         self._check_shared(on_trouble)
         self.patience: Patience = arguments.instance("patience", patience or Patience(), Patience)
@@ -143,14 +149,16 @@ class Node:
         self.joined_work: JoinedWork = JoinedWork()
         # Other nodes in whose hops this node's clients were used.
         self.strangers: WeakSet[Node] = WeakSet()
+        self.subscribers: Subscribers = Subscribers(self)
         self.recovered: tuple[Cascade, ...] = ()
         """Cascades that an earlier process of this node has begun, and whose verdict was not delivered."""
 
     def _check_shared(self, on_trouble: str) -> None:
-        if self.database is None and self.replica is not None:
+        if self.database is None and (self.replica is not None or self.fence):
+            option = "fence=" if self.fence else "replica="
             message = (
-                f"node {self.name!r} has replica= but no shared store, so it is one process: give it store=, such as"
-                " sqlite:///path, or leave replica= out"
+                f"node {self.name!r} has {option} but no shared store, so it is one process: give it store=, such as"
+                f" sqlite:///path, or leave {option} out"
             )
             raise ArgumentError(message)
         if self.database is not None and on_trouble == "serve":
@@ -313,6 +321,22 @@ class Node:
         state = "new or closed" if scope is None else scope.state
         hops = 0 if self.last_opening is None else len(self.last_opening.running_hops)
         return f"<Node {self.name!r} {state}, {hops} hops>"
+
+    def subscribe(self, fn: Callable[[NodeEvent], object]) -> Callable[[], None]:
+        """Call a function with every event of this node from now on. Return a function that ends this.
+
+        ```python
+        node.subscribe(print)
+        ```
+
+        The function is called in the event loop, in the order of the events, after their records have lasted. It must
+        return soon. If it raises, the error is logged, and the node goes on.
+        """
+        arguments.check_callable(fn, "subscribe", "a function of a NodeEvent")
+        remove = self.subscribers.add(fn)
+        if self.last_opening is not None:
+            self.last_opening.watch_events()
+        return remove
 
     def asgi(self, app: Any, *, grace: float = 30.0, cleanup: float = 5.0) -> Any:
         """Wrap an ASGI app: requests that carry a message become hops of this node.

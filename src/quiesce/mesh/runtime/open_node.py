@@ -19,16 +19,18 @@ from quiesce.core.announce import say
 from quiesce.core.light_scope import Model
 from quiesce.core.server_drain import drain_of_server
 from quiesce.core.tree import ScopeState, logger
-from quiesce.errors import EdgeRefused, JournalBroken, QuiesceError
+from quiesce.errors import JournalBroken, QuiesceError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.engine import Engine
 from quiesce.mesh.protocol.facts import NOT_NOW, RUN, WORKING, Settle
 from quiesce.mesh.protocol.receipt import KEY_BYTES, edge_key, edge_mark
 from quiesce.mesh.routes import shared_sends
+from quiesce.mesh.runtime import refusals
 from quiesce.mesh.runtime.cascade import recovered
 from quiesce.mesh.runtime.hop import Hop
 from quiesce.mesh.runtime.hop_failures import job_failed
 from quiesce.mesh.runtime.left_running import describe_left
+from quiesce.mesh.runtime.node_events import RecordEvents
 from quiesce.mesh.runtime.node_scope import Home
 from quiesce.mesh.runtime.peer_calls import PeerCalls
 from quiesce.mesh.runtime.shared_node import SharedNode
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from quiesce.core.hold import Hold
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol import states
-    from quiesce.mesh.protocol.facts import Answer, Stop
+    from quiesce.mesh.protocol.facts import Answer, Record, Stop
     from quiesce.mesh.protocol.receipt import Status
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.cascade import Cascade
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _OPEN = ScopeState.OPEN
-_COPY = "it is a copy of a message that this agent took before. The first one counts, and nothing is lost"
-_REFUSED = "it is a copy of a message that this agent refused for good, and never worked on: send a new message"
 
 
 class OpenNode:
@@ -95,6 +95,7 @@ class OpenNode:
         self.shared_sendings: shared_sends.Shared = {}  # messages that are sent for several hops
         self.hop_threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
         self.is_serving: bool = False
+        self.events: RecordEvents | None = None  # if anything watches the node
 
     # Opening and closing.
 
@@ -119,7 +120,7 @@ class OpenNode:
             self.clock = scope.backend.clock
             self.exchange = PeerCalls(self, engine, scope)
             if self.shared is not None:
-                await scope.enter(self.shared.store.opened())
+                await scope.enter(self.shared.opened())
                 await self.shared.open()
             engine.resume(self.clock())
             node.recovered = tuple(recovered(self, engine.known.roots()))
@@ -133,10 +134,19 @@ class OpenNode:
                 await scope.aclose()
             raise
         self.scope = scope
+        self.watch_events()
         scope.belong_to(self)
         if self.shared is not None:
             self.shared.start()
         self.exchange.start()
+
+    def watch_events(self) -> None:
+        """Begin or end to make events, as the node has subscribers or not."""
+        subscribers = self.node.subscribers
+        if not subscribers.functions:
+            self.events = None
+        elif self.events is None:
+            self.events = RecordEvents(self.engine.known, subscribers)
 
     def adopted(self) -> None:
         """Go on with the cascades of a dead replica, which this one has taken over."""
@@ -244,21 +254,28 @@ class OpenNode:
                     self._refuse()
                 if keeping.error is not None or keeping.tidying.is_over():
                     exchange.wake()  # the exchange also retries the write
-            if exchange.waiting_polls or exchange.flush_hold is not None:
-                exchange.wrote(writes)
-            if self.shared_sendings:
-                shared_sends.edges_closed(self.shared_sendings, writes)
+            self._pass_on(writes)
         if engine.news:
-            self._hear_when_written(engine.take_news())
+            self._when_written(partial(self._hear, engine.take_news()))
         if engine.is_stirred or exchange.flush_hold is not None:
             engine.take_stir()
             exchange.look()
 
-    def _hear_when_written(self, told: list[Stop | Settle]) -> None:
+    def _pass_on(self, writes: list[Record]) -> None:
+        """Pass records to everything in this process that waits for them."""
+        exchange = self.exchange
+        if exchange.waiting_polls or exchange.flush_hold is not None:
+            exchange.wrote(writes)
+        if self.shared_sendings:
+            shared_sends.edges_closed(self.shared_sendings, writes)
+        if self.events is not None:
+            self._when_written(partial(self.events.tell, writes))
+
+    def _when_written(self, action: Callable[[], None]) -> None:
         if self.shared is None:
-            self._hear(told)
+            action()
         else:
-            self.shared.store.when_written(partial(self._hear, told))
+            self.shared.store.when_written(action)
 
     def _hear(self, told: list[Stop | Settle]) -> None:
         for news in told:
@@ -326,7 +343,7 @@ class OpenNode:
             answer = NOT_NOW  # too many: record nothing, and promise nothing
         if answer is not RUN:
             self.commit_records()
-            raise self.refusal(handed, answer, why, is_told=why_not is not None)
+            raise refusals.not_worked_on(self, handed, answer, why, is_told=why_not is not None)
         self._commit_begun(edge)
         self.is_serving = True
         hop = self.running_hops[edge] = Hop(self, engine.known.hop_records[edge])
@@ -346,32 +363,7 @@ class OpenNode:
         """
         is_full = len(self.running_hops) >= self.node.hops_max
         if is_full and not self.engine.detector.knows(handed.edge):
-            raise self._busy(handed)
-
-    def refusal(
-        self, handed: codec.Handed, answer: Answer, why: str | None, *, is_told: bool = False
-    ) -> EdgeRefused:
-        """Return the error for a message that is not worked on; `is_told`: because other code says so."""
-        is_draining = is_told or self.scope_of_hops.phase is not _OPEN
-        known = self.engine.known.find(handed.edge)
-        # Another replica that works on the message may not post its receipt.
-        must_ask = known.reply is None if known is not None else answer is WORKING
-        header = codec.response_header(handed.edge, answer, must_ask=must_ask)
-        is_refused = answer.kind in {"never", "not now"}  # or a copy of an accepted message
-        if not is_refused or why is None:
-            why = _REFUSED if is_refused else _COPY
-        text = f"message {edge_mark(handed.edge)} is not worked on: {why}"
-        return EdgeRefused(text, header, is_busy=is_draining and is_refused)
-
-    def _busy(self, handed: codec.Handed) -> EdgeRefused:
-        """Return a temporary refusal. The node keeps nothing of the message, so it may accept a copy later."""
-        must_ask = self.node.keeps_records  # else it could not answer later
-        header = codec.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
-        text = (
-            f"message {edge_mark(handed.edge)} is not worked on: {self.node.hops_max} messages are already being"
-            " processed, and hops_max allows no more: send it again later"
-        )
-        return EdgeRefused(text, header, is_busy=True)
+            raise refusals.busy(self, handed)
 
     def answer(self, hop: Hop) -> str:
         """Return the header for the answer to a hop's message. See `Node.answer()`."""

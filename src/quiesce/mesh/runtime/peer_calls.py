@@ -304,6 +304,11 @@ class PeerCalls:
         engine, node = self._engine, self._opened
         try:
             while pull.edges:
+                if node.shared is not None:
+                    for edge in await node.shared.of_this_store(pull.edges):
+                        del pull.edges[edge]
+                    if not pull.edges:
+                        return
                 with pull.asking() as asked:
                     reply = await self._ask(asked.call, asked.seconds)
                     if isinstance(reply, str):

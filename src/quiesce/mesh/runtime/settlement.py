@@ -71,11 +71,7 @@ class Settlement:
     def __str__(self) -> str:
         """Return the verdict as text: the counts, and the tree of hops."""
         verdict = _VERDICTS[type(self)]
-        took = (
-            "a time that its journal does not tell"
-            if self.seconds is None
-            else f"{self.seconds:.2f} s"
-        )
+        took = "a time that is not recorded" if self.seconds is None else f"{self.seconds:.2f} s"
         head = f"cascade {self.name!r}: {verdict} after {took}, {self._counts()}"
         return "\n".join([head, *self._missing(), *_tree(self.receipt)])
 

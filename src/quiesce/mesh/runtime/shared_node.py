@@ -12,6 +12,7 @@ passed to their owner. Rules:
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
 from quiesce.mesh.protocol.receipt import pack, unpack
 from quiesce.mesh.protocol.scheduler import NodeReply
 from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked
+from quiesce.mesh.runtime.node_events import ReplicaGone, ReplicaJoined
+from quiesce.mesh.runtime.refusals import not_worked_on
+from quiesce.mesh.store.fence import Fence
 from quiesce.mesh.store.record_rows import (
     RecordRows,
     is_cancelled,
@@ -35,6 +39,8 @@ from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.shared_store import SharedStore
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
     from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.protocol.facts import Record
     from quiesce.mesh.protocol.receipt import Receipt
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.open_node import OpenNode
     from quiesce.mesh.store.database import Database
-    from quiesce.mesh.store.rows import EdgeRow
+    from quiesce.mesh.store.rows import EdgeRow, Replica
 
 __all__: list[str] = []
 
@@ -56,14 +62,31 @@ class SharedNode:
         self._opened = opened
         self._engine = opened.engine
         self.names: EdgeNames = EdgeNames()
-        replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=False)
+        replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=node.fence)
         horizon = opened.engine.horizon
         rows = RecordRows(
             node.name, replica.incarnation, node.wall, lambda: horizon.promised + 2 * DRIFT_SECONDS
         )
         self.store: SharedStore = SharedStore(database, replica, rows, within=node.store_seconds)
         self.store.on_buried = self._buried
-        self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt)
+        self.store.has_stopped = lambda: not opened.running_hops
+        self._fence: Fence | None = Fence() if node.fence else None
+        self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt, self._fence)
+        self.watch.on_change = self._tell_replica
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Take part in the store inside the block."""
+        if self._fence is not None:
+            self._fence.kill_in(
+                self.store.replica.lease
+            )  # from now on, as the entry is not written yet
+        try:
+            async with self.store.opened():
+                yield
+        finally:
+            if self._fence is not None:
+                self._fence.close()
 
     async def open(self) -> None:
         """Continue the work of earlier incarnations that are proven dead; called while the node opens."""
@@ -120,11 +143,11 @@ class SharedNode:
         why = opened.objection(handed, why_not)
         opened.check_room(handed)
         if why is not None and not opened.exchange.may_note(handed.edge, caller):
-            raise opened.refusal(handed, NOT_NOW, why)
+            raise not_worked_on(opened, handed, NOT_NOW, why)
         record = self._first_record(handed, why)
         there = await self.store.claim(record)
         if there is not None:
-            raise opened.refusal(handed, self._answer_of(there), None)
+            raise not_worked_on(opened, handed, self._answer_of(there), None)
         return self.store.rows.claim_of(record)
 
     def _first_record(self, handed: Handed, why: str | None) -> Begun | Over:
@@ -221,6 +244,13 @@ class SharedNode:
             self._engine.failed(call, self._opened.clock(), "", str(error))
             return None
 
+    async def of_this_store(self, edges: Iterable[bytes]) -> list[bytes]:
+        """Return the edges whose receivers share this store: they need not be asked, because they send notices."""
+        try:
+            return [*await self.store.find("hop", list(edges))]
+        except QuiesceError:
+            return []
+
     async def _deliver(self, call: NodeCall, now: float) -> NodeCall | None:
         engine = self._engine
         receipts = dict(call.receipts)
@@ -282,6 +312,17 @@ class SharedNode:
         engine.adopt(records, opened.clock())
         opened.try_to_commit()
         opened.adopted()
+
+    def _tell_replica(self, other: Replica) -> None:
+        """Notify subscribers that another replica has joined or is gone."""
+        subscribers = self._opened.node.subscribers
+        if not subscribers.functions:
+            return
+        first = subscribers.now()
+        if other.state == "alive":
+            subscribers.tell(ReplicaJoined(*first, other.name))
+        else:
+            subscribers.tell(ReplicaGone(*first, other.name, other.state == "dead", other.why))
 
     def _buried(self) -> None:
         """Cancel all work, because another replica may have taken it over (4)."""

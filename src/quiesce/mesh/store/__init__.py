@@ -13,5 +13,6 @@ In reading order, first the file of one process, then what several processes sha
 - `record_rows`: turns the records of a node into rows, and rows back into records.
 - `shared_store`: writes the records of a node whose replicas share the store.
 - `replica_identity`: who a replica is, and how another process can prove that it has ended.
+- `fence`: ends this process by a timer of the kernel, unless the timer is set again in time.
 - `replica_watch`: heartbeats, notices, and what a replica inherits from the dead.
 """

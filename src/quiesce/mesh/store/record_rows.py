@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.protocol.facts import Record
-    from quiesce.mesh.protocol.receipt import Receipt
+    from quiesce.mesh.protocol.receipt import Receipt, Status
     from quiesce.mesh.store.rows import Batch, Side
 
 __all__: list[str] = []
@@ -243,7 +243,14 @@ def is_cancelled(row: EdgeRow) -> bool:
     return any(isinstance(record, Cancelled) for record in _records_of(row))
 
 
-def receiver_of_row(row: EdgeRow) -> str:
-    """Return the address to which the edge of a row was sent; empty for the row of a hop."""
-    first = _records_of(row)[0]
-    return first.to if isinstance(first, Sent) else ""
+def first_record(row: EdgeRow) -> Record:
+    """Return the first record of a row, which says what the row is about."""
+    return _records_of(row)[0]
+
+
+def status_of_ended(row: EdgeRow) -> Status | None:
+    """Return how a hop's own work has ended; None while it is at work."""
+    for record in _records_of(row):
+        if isinstance(record, Ended):
+            return record.status
+    return None

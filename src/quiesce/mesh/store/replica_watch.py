@@ -23,6 +23,7 @@ from quiesce.mesh.store.shared_store import describe_replica
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quiesce.mesh.store.fence import Fence
     from quiesce.mesh.store.rows import EdgeRow, Notice, Replica
     from quiesce.mesh.store.shared_store import SharedStore
 
@@ -35,6 +36,13 @@ _PRUNE_MOST = 1000
 _FORGET_SECONDS = 3600.0
 
 
+def _now_of_leases() -> float:
+    """Return the time by a clock that goes on while the machine is suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
 class ReplicaWatch:
     """What one incarnation does for the others, and hears of them.
 
@@ -42,6 +50,7 @@ class ReplicaWatch:
         store: The store of this incarnation.
         hear: A function that gets the notices for this incarnation, and handles them in one step.
         adopt: A function that gets the rows of a dead incarnation, and owns them from then on.
+        fence: What ends this process before its lease does; None if nothing does.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class ReplicaWatch:
         store: SharedStore,
         hear: Callable[[list[Notice]], None],
         adopt: Callable[[list[EdgeRow]], None],
+        fence: Fence | None = None,
     ) -> None:
         """Prepare; the tasks are `beat`, `listen` and `read`."""
         self._store = store
@@ -56,11 +66,15 @@ class ReplicaWatch:
         self._own = store.replica
         self._hear = hear
         self._adopt = adopt
+        self._fence = fence
         self._estates: list[str] = []  # dead incarnations that this one inherits from
         self._unread: list[str] = []  # those whose rows are still to be read
         self._seen: set[int] = set()  # notices that were handled, and may still be in the store
         self._news = anyio.Event()
         self._prune_at = 0.0
+        self._states: dict[str, str] = {}
+        self.on_change: Callable[[Replica], None] = lambda _: None
+        """Called with another replica that is seen for the first time, or is gone."""
 
     # Heartbeats.
 
@@ -69,8 +83,10 @@ class ReplicaWatch:
         every = self._own.lease / BEATS
         while self._store.buried is None:
             began = anyio.current_time()
+            sent = _now_of_leases()
             try:
                 await self._database.beat(self._own.incarnation)
+                self._extend(sent)
                 await self.look()
                 await self._tidy()
             except StoreLost as error:
@@ -79,6 +95,11 @@ class ReplicaWatch:
                 self._store.bury(error)
                 return
             await anyio.sleep(max(0.0, began + every - anyio.current_time()))
+
+    def _extend(self, sent: float) -> None:
+        """Extend the lease, which counts from the sending of the heartbeat (1)."""
+        if self._fence is not None:
+            self._fence.kill_in(sent + self._own.lease - _now_of_leases())
 
     async def _tidy(self) -> None:
         """Remove rows and replicas that are not needed any more, now and then."""
@@ -105,12 +126,21 @@ class ReplicaWatch:
             why = proof_of_death(one, self._own) if one.state == "alive" else ""
             if why and await self._database.end(one.incarnation, is_dead=True, why=why):
                 logger.warning("%s is dead: %s", describe_replica(one), why)
-                replicas[place] = replace(one, state="dead")
+                replicas[place] = replace(one, state="dead", why=why)
+        self._note_changes(replicas)
         alive = {one.incarnation for one in replicas if one.state == "alive"}
         for one in replicas:
             if one.state == "dead" and one.heir not in alive:
                 await self._inherit(one)
         await self._read_estates()
+
+    def _note_changes(self, replicas: list[Replica]) -> None:
+        before, self._states = self._states, {one.incarnation: one.state for one in replicas}
+        for one in replicas:
+            known = before.get(one.incarnation)
+            is_news = one.state == "alive" if known is None else known != one.state
+            if is_news and one.incarnation != self._own.incarnation:
+                self.on_change(one)
 
     async def _inherit(self, one: Replica) -> None:
         own = self._own.incarnation

@@ -74,6 +74,8 @@ class SharedStore:
         self.buried: ReplicaBuried | None = None
         """Set when this incarnation was declared dead: it writes nothing any more."""
         self.on_buried: Callable[[], None] = lambda: None
+        self.has_stopped: Callable[[], bool] = lambda: False
+        """Whether no work of this incarnation runs any more; set by the node."""
         self._within = within
         self._claims: deque[_Claim] = deque()
         self._claiming: dict[bytes, _Claim] = {}
@@ -204,6 +206,11 @@ class SharedStore:
                 await self._write_next()
             if self.rows.is_empty:
                 await self.database.end(self.replica.incarnation, is_dead=False)
+            elif (
+                self.has_stopped()
+            ):  # what is left waits for others: another replica may go on with it at once
+                why = "it has closed, while messages that it has sent were open"
+                await self.database.end(self.replica.incarnation, is_dead=True, why=why)
         except (StoreLost, ReplicaBuried) as error:
             text = "replica %s of %r has closed without writing its last records: %s"
             logger.error(text, self.replica.name, self.replica.agent, error)

@@ -79,7 +79,7 @@ class SqliteDatabase:
     @property
     def label(self) -> str:
         """The address for messages."""
-        return f"sqlite:///{self._path}"
+        return f"sqlite://{self._path}"
 
     async def _do(self, work: Callable[..., _T], *args: Any) -> _T:
         """Run a function with the connection in a thread."""

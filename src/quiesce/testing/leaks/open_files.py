@@ -69,7 +69,7 @@ def present_files() -> dict[File, File]:
 def without_kept(files: Iterable[File], loops: Iterable[asyncio.AbstractEventLoop]) -> list[File]:
     """Leave out descriptors that Python or quiesce shares, and those of open event loops."""
     watcher = watchdog.watcher
-    numbers: set[Any] = {watcher.pipe}
+    numbers: set[Any] = {watcher.pipe, getattr(watcher.table, "fd", None)}
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     numbers.add(getattr(getattr(tracker, "_resource_tracker", None), "_fd", None))
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
@@ -78,11 +78,7 @@ def without_kept(files: Iterable[File], loops: Iterable[asyncio.AbstractEventLoo
         for name in ("_selector", "_ssock", "_csock"):
             with suppress(AttributeError, ValueError):  # another kind of loop, or a closed one
                 numbers.add(getattr(loop, name).fileno())
-    table = None
-    if watcher.table is not None:
-        seen = os.fstat(watcher.table.fd)  # the shared memory has its own descriptor
-        table = (seen.st_dev, seen.st_ino)
-    return [f for f in files if f.number not in numbers and (f.device, f.inode) != table]
+    return [file for file in files if file.number not in numbers]
 
 
 def findings(

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_LOOPS = (
-    "_shutdown_watcher",
-)  # sse-starlette starts this task at the first stream, for all streams
 _POLL_SECONDS = 0.02  # the interval at which `streams_ended` looks at the open responses
 _MARK = "quiesce.mesh"  # the key in a call's state under which its `MessageWork` is
 CANCELLED = "The cascade that this message belongs to was cancelled."
@@ -94,7 +91,6 @@ class MeshTracker(Tracker):
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._node = node
-        node.services_given = (*node.services_given, *_LOOPS)
         self._waiting: dict[int, MessageWork] = {}
         self._works: dict[str, list[MessageWork]] = {}
         self.edges: PushEdges = PushEdges(node, self)
