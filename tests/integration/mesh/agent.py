@@ -30,7 +30,9 @@ from quiesce.mesh.transport.http_transport import HttpTransport
 from tests.integration.mesh.orders import Orders
 from tests.integration.mesh.patterns import Job, Ways
 from tests.integration.mesh.plans import BARE, SENDING, Plan
+from tests.integration.mesh.server import Server, tell_all
 from tests.integration.mesh.truth import Log
+from tests.integration.replicas import broken
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,8 +68,14 @@ class Config:
     patience: dict[str, float] = field(default_factory=dict)
     mutant: str = ""
     """How it is broken: `detached`, the work that it leaves behind is not its hop's, and goes on until there is a
-    verdict; `declared`, every thread is declared as a service.
+    verdict; `declared`, every thread is declared as a service; or one of tests/integration/replicas/broken.py.
     """
+    store: str = ""
+    """Where its state is, if that is not a journal of its own: the address of a store that replicas share."""
+    replica: str | None = None
+    lease: float = 15.0
+    is_one_of_many: bool = False
+    """Whether each request gets a connection of its own, so that it may come to another replica."""
 
 
 class _Unanswered(Exception):  # noqa: N818 - what happened
@@ -94,7 +102,9 @@ class Agent:
             self.node = Node(
                 config.name,
                 url=config.url,
-                store=None if config.kind == "brief" else self.journal,
+                store=None if config.kind == "brief" else config.store or self.journal,
+                replica=config.replica,
+                lease_seconds=config.lease,
                 peers=[url for name, url in config.peers.items() if config.kinds[name] != "opaque"],
                 transport=HttpTransport(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
                 patience=Patience(**config.patience),  # type: ignore[arg-type]  # one is an int
@@ -216,7 +226,7 @@ class Agent:
 
     async def send_again(self, hop: Hop, cascade: str, plan: Plan) -> None:
         """Send a message, do not wait long, and send it again as the same one."""
-        with hop.delegate(self.config.peers[plan.agent]) as handing:
+        async with hop.delegate(self.config.peers[plan.agent]) as handing:
             may_have_left = False
             try:
                 await self.post(self.plain, cascade, plan, handing, timeout=_FIRST_TRY_SECONDS)
@@ -431,37 +441,10 @@ KINDS: dict[str, Callable[[Agent], Any]] = {
 """By kind of agent, how its app is made."""
 
 
-def _tell_all(server: Any) -> None:
-    """Write what is still to be done, for whoever wonders why this process does not end."""
-    for task in asyncio.all_tasks():
-        task.print_stack(file=sys.stderr)  # by itself, its first line goes to stdout: it is no fact
-    for connection in server.server_state.connections:
-        transport, cycle = connection.transport, connection.cycle
-        told = {} if cycle is None else {
-            name: value for name, value in vars(cycle).items() if isinstance(value, bool | bytes)
-        }  # fmt: skip
-        scope = None if cycle is None else cycle.scope
-        sys.stderr.write(
-            f"connection {transport} closing={transport.is_closing()}"
-            f" unsent={transport.get_write_buffer_size()} cycle={told} scope={scope}\n"
-        )
-    sys.stderr.flush()
-
-
-class _Server(uvicorn.Server):  # type: ignore[misc]  # no types here
-    """Says when it serves."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and tell it."""
-        await super().startup(sockets)
-        if self.started:
-            self.tell()
-
-    tell: Callable[[], None]
-
-
 async def main(config: Config) -> None:
     """Serve until it is told to end."""
+    if config.mutant in broken.WAYS:
+        broken.WAYS[config.mutant]()
     real = time.time
     time.time = lambda: real() + agent.seconds_ahead  # before the node asks for it
     agent = Agent(config)
@@ -472,6 +455,7 @@ async def main(config: Config) -> None:
         interface="asgi3",
         # Longer than clients keep a connection, or messages are lost on one that is being closed.
         timeout_keep_alive=60,
+        headers=[("connection", "close")] if config.is_one_of_many else [],
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
 
@@ -480,10 +464,10 @@ async def main(config: Config) -> None:
         port = listener.getsockname()[1]
         agent.log.write("ready", port=port, recovered=[cascade.id for cascade in known])
 
-    server = _Server(made)
+    server = Server(made)
     server.tell = tell
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, _tell_all, server)
+    loop.add_signal_handler(signal.SIGUSR1, tell_all, server)
     loop.add_reader(0, Orders(agent).read)
     await server.serve(sockets=[listener])
 

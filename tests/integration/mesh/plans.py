@@ -161,6 +161,8 @@ class Mix:
     odd_share: float = 0.03
     fault_share: float = 0.5
     """Waves with faults, of all; the others have none."""
+    faults_most: int = 3
+    """In a wave."""
     faults: tuple[FaultKind, ...] = (
         "kill", "kill", "kill", "term", "refuse", "cut", "hang", "slow", "lose", "lose", "copy",
     )  # fmt: skip
@@ -184,7 +186,9 @@ class Mix:
         rng = random.Random(f"{self.seed}/{number}")  # noqa: S311 - not for secrets
         cascades = [self._cascade(f"w{number}.{place}", rng) for place in range(self.width)]
         has_faults = rng.random() < self.fault_share
-        faults = [self._fault(cascades, rng) for _ in range(rng.randint(1, 3) * has_faults)]
+        faults = [
+            self._fault(cascades, rng) for _ in range(rng.randint(1, self.faults_most) * has_faults)
+        ]
         return Wave(number, cascades, faults)
 
     def _cascade(self, name: str, rng: random.Random) -> Casc:

@@ -42,10 +42,15 @@ _numbers = itertools.count()
 class Process:
     """One agent, and the processes that it is one after the other."""
 
-    def __init__(self, rig: Rig, name: str, kind: str, proxy: Proxy, subject: str) -> None:
-        """Describe it."""
+    def __init__(
+        self, rig: Rig, name: str, kind: str, proxy: Proxy, subject: str, **more: Any
+    ) -> None:
+        """Describe it; `more` is what it is told beside what all are told."""
         self.rig = rig
         self.name = name
+        self.label = name
+        """The beginning of the names of its files."""
+        self.more = more
         self.kind = kind
         self.proxy = proxy
         self.subject = subject
@@ -58,7 +63,7 @@ class Process:
     def config(self) -> Path:
         """Write what it is told."""
         rig = self.rig
-        path = rig.folder / f"{self.name}.json"
+        path = rig.folder / f"{self.label}.json"
         config = {
             "name": self.name,
             "kind": self.kind,
@@ -68,6 +73,7 @@ class Process:
             "kinds": {name: other.kind for name, other in rig.agents.items()},
             "patience": rig.patience,
             "mutant": rig.mutant,
+            **self.more,
         }
         path.write_text(json.dumps(config), encoding="utf-8")
         return path
@@ -75,7 +81,7 @@ class Process:
     async def start(self) -> None:
         """Start it, and wait until it serves."""
         path = self.config()
-        with (self.rig.folder / f"{self.name}.err").open("ab") as errors:
+        with (self.rig.folder / f"{self.label}.err").open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.integration.mesh.agent", str(path)),
                 cwd=ROOT,
@@ -110,7 +116,7 @@ class Process:
                 self.rig.log.copy(text)
                 self.rig.heard(line)
         if self.ready is not None and not self.ready.done():
-            tail = (self.rig.folder / f"{self.name}.err").read_text(encoding="utf-8")[-2000:]
+            tail = (self.rig.folder / f"{self.label}.err").read_text(encoding="utf-8")[-2000:]
             self.ready.set_exception(RuntimeError(f"{self.name} did not start:\n{tail}"))
 
     def order(self, do: str, **facts: Any) -> asyncio.Future[None]:
@@ -151,7 +157,7 @@ class Process:
             async with asyncio.timeout(_END_SECONDS):
                 await process.wait()
         except TimeoutError:
-            self.rig.note("did not end", agent=self.name)
+            self.rig.note("did not end", agent=self.label)
             process.send_signal(signal.SIGUSR1)  # it says why
             await asyncio.sleep(0.5)
             process.kill()
@@ -192,6 +198,7 @@ class Rig:
         self.patience = patience
         self.kinds = kinds
         self.mutant = mutant
+        self.verdict_seconds = patience["give_up"] + _VERDICT_SECONDS
         self.log_path = folder / "truth.jsonl"
         self.log = Log.at(self.log_path, "rig")
         self.network = Network(lambda hop, status: self.log.write("copy", hop=hop, status=status))
@@ -274,7 +281,7 @@ class Rig:
             begun = [group.create_task(self._begin(cascade)) for cascade in wave.cascades]
             await asyncio.wait(begun)
             try:
-                async with asyncio.timeout(self.patience["give_up"] + _VERDICT_SECONDS):
+                async with asyncio.timeout(self.verdict_seconds):
                     for done in self.waiting.values():
                         await done.wait()
             except TimeoutError:

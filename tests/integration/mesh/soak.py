@@ -104,7 +104,7 @@ async def run(chosen: argparse.Namespace, mix: plans.Mix, folder: Path) -> tuple
                 break
             wave = mix.wave(number)
             await mesh.run(wave)
-            _progress(f"wave {number + 1}/{count}, {time.monotonic() - begin:.0f} s, {[fault.kind for fault in wave.faults]}")  # fmt: skip
+            progress(f"wave {number + 1}/{count}, {time.monotonic() - begin:.0f} s, {[fault.kind for fault in wave.faults]}")  # fmt: skip
         await asyncio.sleep(_LINGER_SECONDS)
     known = truth.read(mesh.log_path)
     made = judge.judge(known, mesh.cascades, mesh.untold, mesh.patience["give_up"])
@@ -113,7 +113,8 @@ async def run(chosen: argparse.Namespace, mix: plans.Mix, folder: Path) -> tuple
     return known, made, mesh.cascades
 
 
-def _progress(text: str) -> None:
+def progress(text: str) -> None:
+    """Say how far a run has come."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
     else:

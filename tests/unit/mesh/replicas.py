@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 
-from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost
+from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost, StoreLost
 from quiesce.mesh import Hop, Node, Patience
 from quiesce.mesh.runtime.hop import current_hop
+from quiesce.mesh.store.record_rows import RecordRows
+from quiesce.mesh.store.rows import Replica
+from quiesce.mesh.store.shared_store import SharedStore
+from quiesce.mesh.store.sqlite_database import SqliteDatabase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    from quiesce.mesh.store.rows import Batch, EdgeRow, Notice
 
     Handler = Callable[[Hop], Awaitable[None]]
 
@@ -110,3 +116,49 @@ async def town(folder: Path) -> AsyncIterator[Town]:
 
 async def nothing(_: Hop) -> None:
     """Return at once."""
+
+
+class Gate(SqliteDatabase):
+    """A file that lets a test hold up what reads and writes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin with all open."""
+        super().__init__(path)
+        self.may_write = anyio.Event()
+        self.may_write.set()
+        self.may_own = anyio.Event()
+        self.may_own.set()
+        self.is_lost = False
+        self.asks_for_owned = 0
+        self.reads = 0
+
+    async def apply(self, batch: Batch) -> dict[bytes, EdgeRow]:
+        """Write, when the test lets it."""
+        await self.may_write.wait()
+        if self.is_lost:
+            message = "the test has taken it away"
+            raise StoreLost(message)
+        return await super().apply(batch)
+
+    async def owned(self, owner: str) -> list[EdgeRow]:
+        """Read the rows of an incarnation, when the test lets it."""
+        self.asks_for_owned += 1
+        await self.may_own.wait()
+        return await super().owned(owner)
+
+    async def notices(self, owners: Any) -> list[Notice]:
+        """Read notices, and count how often."""
+        found = await super().notices(owners)
+        self.reads += 1
+        return found
+
+
+def replica_of(incarnation: str, agent: str = "a", **facts: Any) -> Replica:
+    """Return the entry of an incarnation."""
+    return Replica(incarnation=incarnation, agent=agent, name=incarnation, lease=10.0, **facts)
+
+
+def store_in(database: SqliteDatabase, own: str = "a1") -> SharedStore:
+    """Return a store that has not connected yet."""
+    rows = RecordRows("a", own, lambda: 1000.0, lambda: 60.0)
+    return SharedStore(database, replica_of(own), rows, within=30.0)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from quiesce.errors import StoreLost, UsageError
-from quiesce.mesh.store.rows import Batch
+from quiesce.mesh.store.rows import Batch, EdgeRow, Notice, Replica
 from quiesce.mesh.store.sqlite_database import SqliteDatabase
 from quiesce.testing.store_rules import database_rules
+from tests.unit.mesh.meshing import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from quiesce.testing.store_rules import Rule
@@ -84,3 +88,39 @@ async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
     """A use before `open` is the caller's mistake."""
     with pytest.raises(UsageError, match="is not open"):
         await SqliteDatabase(tmp_path / "rows.db").find("hop", [])
+
+
+class Slow(list[EdgeRow]):
+    """Rows whose writing takes until the test says so."""
+
+    def __init__(self) -> None:
+        """Begin with no row."""
+        self.is_begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def __iter__(self) -> Iterator[EdgeRow]:
+        """Wait for the test, in the thread that writes."""
+        self.is_begun.set()
+        assert self.may_end.wait(60)
+        return super().__iter__()
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_change_waits_for_one_whose_task_was_cancelled(tmp_path: Path) -> None:
+    """The thread of a cancelled change goes on, so the next change must not get into its transaction."""
+    database = SqliteDatabase(tmp_path / "rows.db")
+    await database.open()
+    await database.enroll(Replica(incarnation="a1", agent="a", name="a1", lease=10.0))
+    slow = Slow()
+    first = asyncio.ensure_future(database.apply(Batch("a1", puts=slow)))
+    await until(slow.is_begun.is_set)
+    first.cancel()
+    second = asyncio.ensure_future(
+        database.apply(Batch("a1", notices=[Notice("b1", "cancel", b"e" * 16)]))
+    )
+    asyncio.get_running_loop().call_later(0.05, slow.may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await second
+    assert len(await database.notices(["b1"])) == 1
+    await database.close()

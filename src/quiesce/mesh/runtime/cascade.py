@@ -75,6 +75,11 @@ class Cascade:
         self.resume_root(opened, hop.record, opened.clock())
         self._part = Part(hop, "cascade", self.name, get_frame(1))
         self._part.enter()
+        try:
+            await opened.written()
+        except BaseException as error:
+            self._part.leave(error)
+            raise
         drivers.begins(self)
         return self
 

@@ -167,9 +167,10 @@ class OpenNode:
             )
         elif self.keeping is not None:
             self.keeping.close()
-        self._abandon()
+        self.abandon()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Wake the tasks that wait for a verdict which this node cannot learn."""
         for cascade in self.known_cascades.values():
             cascade.abandon_wait()
 
@@ -249,7 +250,7 @@ class OpenNode:
             keeping = self.keeping
             if keeping is not None:
                 if not keeping.write(writes):
-                    self._abandon()
+                    self.abandon()
                     exchange.wake()
                     self._refuse()
                 if keeping.error is not None or keeping.tidying.is_over():

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
 from quiesce.errors import JournalBroken, PeerLost, QuiesceError, ReplicaBuried
-from quiesce.mesh.protocol.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer, Begun, Over
+from quiesce.mesh.protocol.facts import (
+    NEVER,
+    NOT_NOW,
+    UNKNOWN,
+    WORKING,
+    Answer,
+    Begun,
+    EdgeClosed,
+    Over,
+)
 from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
 from quiesce.mesh.protocol.receipt import pack, unpack
 from quiesce.mesh.protocol.scheduler import NodeReply
@@ -106,8 +115,9 @@ class SharedNode:
     def add(self, records: list[Record]) -> None:
         """Write records soon, and forget the ids of edges that are over."""
         self.store.add(records)
+        hops = self._engine.known.hop_records
         for record in records:
-            if isinstance(record, Over):
+            if isinstance(record, Over | EdgeClosed) and record.edge not in hops:
                 self.names.drop(record.edge)
 
     # Messages (1).
@@ -127,9 +137,10 @@ class SharedNode:
         try:
             if not self._engine.detector.knows(edge):
                 row = await self._claim(named, why_not, caller)
+                self.names.keep(handed.edge)  # a copy that was refused has dropped it
             return opened.accept_arrival(named, why_not, caller)
         finally:
-            if edge not in opened.running_hops:
+            if edge not in self._engine.known.hop_records:
                 self.names.drop(edge)
                 if row is not None and not self._engine.detector.knows(edge):
                     self.store.rows.give_back(row)  # the node has begun to close meanwhile
@@ -257,6 +268,7 @@ class SharedNode:
         receipts = dict(call.receipts)
         sent = await self.store.find("sent", receipts) if receipts else {}
         hops = await self.store.find("hop", [edge for edge, _ in call.asks]) if call.asks else {}
+        deserted = await self._deserted(hops)
         self._notify_senders(sent, receipts)
         own = self.store.replica.incarnation
         for edge, row in sent.items():
@@ -267,13 +279,17 @@ class SharedNode:
             for edge, cancel in call.asks
             if cancel and edge in hops and hops[edge].state == "open"
         )
-        answers = tuple((edge, self._answer_of(row)) for edge, row in hops.items())
+        if deserted:
+            asks = tuple(ask for ask in call.asks if ask[0] in deserted)
+            why = "no replica of it has sent a heartbeat for longer than its lease"
+            engine.failed(replace(call, receipts=(), asks=asks), now, "", why)
+        answers = tuple((e, self._answer_of(row)) for e, row in hops.items() if e not in deserted)
         if sent or hops:
             await self.store.written()
             inside = replace(
                 call,
                 receipts=tuple(pair for pair in call.receipts if pair[0] in sent),
-                asks=tuple(ask for ask in call.asks if ask[0] in hops),
+                asks=tuple(a for a in call.asks if a[0] in hops and a[0] not in deserted),
             )
             engine.replied(inside, NodeReply(tuple(sent), answers), now)
         # Its sender is not in this store. Without an address, and the id of the edge, the sender asks for the receipt.
@@ -286,6 +302,16 @@ class SharedNode:
             asks=tuple(ask for ask in call.asks if ask[0] not in hops),
         )
         return left if left.receipts or left.asks else None
+
+    async def _deserted(self, hops: dict[bytes, EdgeRow]) -> set[bytes]:
+        """Return the edges whose rows are open, while no replica of their agent is known to run."""
+        is_open = {edge: row.agent for edge, row in hops.items() if row.state == "open"}
+        alive: set[str] = set()
+        for agent in {*is_open.values()} - {self._opened.name}:
+            replicas = await self.store.database.replicas(agent)
+            if any(one.state == "alive" and one.age <= one.lease for one in replicas):
+                alive.add(agent)
+        return {edge for edge, agent in is_open.items() if agent not in {*alive, self._opened.name}}
 
     # What other replicas tell.
 
@@ -330,6 +356,7 @@ class SharedNode:
         """Cancel all work, because another replica may have taken it over (4)."""
         for hop in list(self._opened.running_hops.values()):
             hop.cancel_work()
+        self._opened.abandon()
 
     # The state of the store.
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 Place = tuple["Side", bytes]
+_KEPT = object()
 
 
 class RecordRows:
@@ -103,6 +104,10 @@ class RecordRows:
         """Remove the row of a claim that was won, because its message did not begin to run."""
         self._rows.pop(("hop", row.key), None)
         self._changed["hop", row.key] = None
+
+    def is_given_back(self, key: bytes) -> bool:
+        """Return whether the next batch removes the row of a message."""
+        return self._changed.get(("hop", key), _KEPT) is None
 
     @property
     def is_empty(self) -> bool:

@@ -18,6 +18,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quiesce.core.tree import logger
 from quiesce.mesh.store.rows import Replica
 
 if TYPE_CHECKING:
@@ -53,12 +54,33 @@ def host_of_processes() -> str:
 
 
 def start_of_process(pid: int) -> int | None:
-    """Return when a process started, in ticks since the boot; None if there is no such process."""
-    line = _read(_PROC / str(pid) / "stat")
+    """Return when a process started, in ticks since the boot; None if there is no such process.
+
+    *Raises*: `OSError` if that cannot be known: the process is hidden from this one, or there is no file descriptor left.
+    """
+    try:
+        line = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        if _has_process(pid):
+            raise
+        return None
     fields = line.rpartition(")")[2].split()
-    if len(fields) <= _STARTED_AT or fields[0] in {"Z", "X"}:  # a zombie runs no code
+    if len(fields) <= _STARTED_AT:
+        message = f"the entry of process {pid} cannot be read: {line!r}"
+        raise OSError(message)
+    if fields[0] in {"Z", "X"}:  # a zombie runs no code
         return None
     return int(fields[_STARTED_AT])
+
+
+def _has_process(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it belongs to another user
+    return True
 
 
 def this_replica(agent: str, name: str | None, *, lease: float, fences: bool) -> Replica:
@@ -72,7 +94,10 @@ def this_replica(agent: str, name: str | None, *, lease: float, fences: bool) ->
     """
     incarnation = secrets.token_hex(8)
     pid = os.getpid()
-    started = start_of_process(pid)
+    try:
+        started = start_of_process(pid)
+    except OSError:  # a system without /proc: no other process can tell whether this one has ended
+        started = None
     host = host_of_processes() if started is not None else ""
     return Replica(
         incarnation=incarnation, agent=agent, name=name or f"{socket.gethostname()}-{pid}-{incarnation}", host=host,
@@ -98,10 +123,13 @@ def proof_of_death(
     if other.incarnation == own.incarnation:
         return ""
     if other.host and other.host == own.host:
-        if other.boot != own.boot:
+        if other.boot and own.boot and other.boot != own.boot:
             return "its machine has started again since"
-        if start_of(other.pid) != other.started:
-            return f"its process {other.pid} has ended"
+        try:
+            if start_of(other.pid) != other.started:
+                return f"its process {other.pid} has ended"
+        except OSError:
+            logger.debug("it is not known whether process %s runs", other.pid, exc_info=True)
     if is_starting and other.agent == own.agent and other.name == own.name:
         return f"replica {own.name} has started again"
     if other.fences and other.age > other.lease + _SPARE_SECONDS:

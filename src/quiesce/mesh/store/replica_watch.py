@@ -114,8 +114,14 @@ class ReplicaWatch:
                 one.state != "alive"
                 and one.age > _FORGET_SECONDS
                 and one.incarnation not in self._estates
+                and not await self._has_left_something(one.incarnation)
             ):
                 await self._database.forget(one.incarnation)
+
+    async def _has_left_something(self, incarnation: str) -> bool:
+        """Return whether there are rows or notices that its heir has not dealt with."""
+        database = self._database
+        return bool(await database.owned(incarnation) or await database.notices([incarnation]))
 
     # The dead.
 
@@ -146,15 +152,14 @@ class ReplicaWatch:
     async def _inherit(self, one: Replica) -> None:
         own = self._own.incarnation
         if await self._database.inherit(one.incarnation, own, one.heir):
-            self._estates.append(one.incarnation)
             self._unread.append(one.incarnation)
 
     async def _read_estates(self) -> None:
         while self._unread:
             rows = await self._database.owned(self._unread[-1])
             self._adopt(rows)
-            self._unread.pop()
-            self._news.set()  # its notices
+            self._estates.append(self._unread.pop())
+            self._news.set()  # its notices, which are about these rows
 
     # Notices.
 

@@ -42,13 +42,14 @@ _FLUSH_SECONDS = 5.0  # for the last change, when the node closes
 class _Claim:
     """A claim of one row, until the database has answered."""
 
-    __slots__ = ("done", "error", "is_abandoned", "row", "there")
+    __slots__ = ("done", "error", "is_abandoned", "is_won", "row", "there")
 
     def __init__(self, row: EdgeRow) -> None:
         self.row = row
         self.done = anyio.Event()
         self.there: EdgeRow | None = None  # the row of another claim that came before
         self.error: BaseException | None = None
+        self.is_won = False
         self.is_abandoned = False
 
 
@@ -88,6 +89,7 @@ class SharedStore:
         self._turn = anyio.Event()  # set when a change was written, or never will be
         self._actions: deque[tuple[int, Callable[[], None]]] = deque()
         self._in_flight: tuple[Batch, list[_Claim]] | None = None
+        self._has_left = False
 
     # What the node calls.
 
@@ -151,6 +153,9 @@ class SharedStore:
         message = f"the store {self.database.label} has not written for {self._within:g} s{why}"
         return StoreLost(message)
 
+    def _closing(self) -> StoreLost:
+        return StoreLost(f"the store {self.database.label} is being closed together with its node")
+
     @staticmethod
     def _new_buried(error: ReplicaBuried) -> ReplicaBuried:
         return ReplicaBuried(error.incarnation, error.why)
@@ -166,18 +171,27 @@ class SharedStore:
         with anyio.move_on_after(self._within):
             while (before := self._claiming.get(key)) is not None:
                 await before.done.wait()  # of the same process: then the row is there
+            if self._has_left:
+                raise self._closing()
             claim = self._claiming[key] = _Claim(self.rows.claim_of(record))
             self._claims.append(claim)
             self.ring()
             try:
                 await claim.done.wait()
             except BaseException:
-                claim.is_abandoned = True
+                self._abandon(claim)
                 raise
             if claim.error is not None:
                 raise claim.error
             return claim.there
         raise self.lost()
+
+    def _abandon(self, claim: _Claim) -> None:
+        """Return a claim to all when it is won, or now if it was won in this step (3)."""
+        claim.is_abandoned = True
+        if claim.is_won and claim.row.state == "open":
+            self.rows.give_back(claim.row)
+            self.ring()
 
     async def find(self, side: Side, keys: Iterable[bytes]) -> dict[bytes, EdgeRow]:
         """Return the rows of one side with these keys, by key."""
@@ -201,6 +215,8 @@ class SharedStore:
                 await self.database.close()
 
     async def _leave(self) -> None:
+        self._has_left = True
+        self._end_claims()
         try:
             while self._in_flight is not None or self._has_changes:
                 await self._write_next()
@@ -254,6 +270,9 @@ class SharedStore:
             if claim.is_abandoned:  # before it was written
                 claims.remove(claim)
                 self._decide(claim, None, is_written=False)
+            elif self.rows.is_given_back(claim.row.key):  # this change removes the row first
+                claims.remove(claim)
+                self._claims.append(claim)
         batch.claims = [claim.row for claim in claims]
         self.rows.take_changes(batch)
         batch.notices, self._notices = self._notices, []
@@ -268,6 +287,7 @@ class SharedStore:
             there = None  # the first try was written, and its answer was lost
         claim.there = there
         if there is None and is_written:
+            claim.is_won = True
             self.rows.claimed(row)
             if claim.is_abandoned and row.state == "open":
                 self.rows.give_back(row)  # (3)
@@ -281,6 +301,18 @@ class SharedStore:
         while self._actions and self._actions[0][0] <= self._last_written:
             _, action = self._actions.popleft()
             action()
+
+    def _end_claims(self) -> None:
+        """End the claims that wait while the store is closed: those under way are given back when they are won."""
+        for claim in self._claims:
+            claim.error = self._closing()
+            self._claiming.pop(claim.row.key, None)
+            claim.done.set()
+        self._claims.clear()
+        for claim in self._in_flight[1] if self._in_flight else ():
+            claim.is_abandoned = True
+            claim.error = self._closing()
+            claim.done.set()
 
     def _note_trouble(self, error: StoreLost) -> None:
         if self.error is None:

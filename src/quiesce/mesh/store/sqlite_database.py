@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,7 @@ class SqliteDatabase:
         self._syncs = syncs
         self._file: sqlite3.Connection | None = None
         self._one = anyio.CapacityLimiter(1)
+        self._in_use = threading.Lock()  # also by the thread of a task that was cancelled
 
     @property
     def label(self) -> str:
@@ -89,11 +91,15 @@ class SqliteDatabase:
         try:
             with detached():  # the thread belongs to the store, not to the caller's scope
                 return await anyio.to_thread.run_sync(
-                    partial(work, self._file, *args), limiter=self._one
+                    partial(self._do_alone, work, self._file, *args), limiter=self._one
                 )
         except sqlite3.Error as error:
             message = f"the store {self.label} cannot be used now: {error}"
             raise StoreLost(message) from error
+
+    def _do_alone(self, work: Callable[..., _T], *args: Any) -> _T:
+        with self._in_use:
+            return work(*args)
 
     async def open(self) -> None:
         """Open the file, and make its tables if there are none."""
@@ -179,7 +185,9 @@ class SqliteDatabase:
         file, self._file = self._file, None
         if file is not None:
             with anyio.CancelScope(shield=True), detached():  # bounded: no thread uses it for long
-                await anyio.to_thread.run_sync(file.close, limiter=self._one)
+                await anyio.to_thread.run_sync(
+                    partial(self._do_alone, file.close), limiter=self._one
+                )
 
     # Rows.
 

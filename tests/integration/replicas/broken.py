@@ -1,0 +1,58 @@
+"""Ways to break the library in an agent's process, to see that the rig finds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def claims_always_win() -> None:
+    """Let each replica run each message that comes to it."""
+
+    async def claim(self: Any, record: Any) -> None:
+        self.rows.claimed(self.rows.claim_of(record))
+
+    _replace("shared_store.SharedStore.claim", claim)
+
+
+def nobody_inherits() -> None:
+    """Leave the work of a dead replica to nobody."""
+
+    async def look(_: Any) -> None:
+        """Do nothing."""
+
+    _replace("replica_watch.ReplicaWatch.look", look)
+
+
+def the_stopped_are_dead() -> None:
+    """Believe that a replica without heartbeats is dead."""
+
+    def proof(other: Any, own: Any) -> str:
+        return "" if other.incarnation == own.incarnation or other.age < other.lease else "late"
+
+    _replace("replica_watch.proof_of_death", proof)
+
+
+def receipts_go_nowhere() -> None:
+    """Forget receipts for messages that another replica has sent, instead of passing them to it."""
+
+    def notify(self: Any, notices: Any) -> None:
+        """Do nothing."""
+
+    _replace("shared_store.SharedStore.notify", notify)
+
+
+def _replace(where: str, by: object) -> None:
+    mock.patch(f"quiesce.mesh.store.{where}", by).start()
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "claims": claims_always_win,
+    "heirs": nobody_inherits,
+    "proofs": the_stopped_are_dead,
+    "notices": receipts_go_nowhere,
+}
+"""By the name of `--mutant`, what breaks the library."""
