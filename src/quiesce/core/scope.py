@@ -290,11 +290,14 @@ class Scope(TreeNode):
     @overload
     def from_thread(self, fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]: ...
     def from_thread(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-        """Call a function of this scope, sync or async, from another thread.
+        """Call a function in this scope's event loop from another thread. An async function becomes a job of the scope.
 
         ```python
         report = scope.from_thread(scope.aclose, cleanup=5).result()
         ```
+
+        The thread gets the result or the error from the future. Once the closing has begun, the future of an async
+        function gets `ScopeClosed`, as `spawn` raises it; methods of a scope, such as `drain`, may still be called.
 
         *Raises*: `ScopeClosed` if the event loop has ended; `UsageError` in the loop's thread.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quiesce.core import arguments, callsites
 from quiesce.core.hold import NOTHING, Fate, Hold
-from quiesce.core.tree import acting
+from quiesce.core.tree import TreeNode, acting
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from quiesce.core.scope import Scope
-    from quiesce.core.tree import TreeNode
 
 T = TypeVar("T")
 
@@ -104,12 +103,18 @@ def _take(box: list[Any]) -> Any:
 def call_from_thread(
     scope: Scope, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> Future[Any]:
-    """Schedule `fn` in the scope's event loop, for another thread; if `fn` is async, await its result there."""
+    """Schedule `fn` in the scope's event loop, for another thread. If `fn` is async, it becomes a job of the scope.
+
+    An async method of a scope itself, such as `drain`, is not work: the scope would wait for its own close.
+    """
     if scope.backend.here():
         message = "from_thread() was called in the event loop's own thread: call or await the function itself"
         raise UsageError(message)
     caller = by_thread.get(threading.get_ident())  # None unless `to_thread` runs this thread
-    call = ThreadCall(scope, lambda: fn(*args, **options), repr(fn), caller)
+    is_work = not isinstance(getattr(fn, "__self__", None), TreeNode)
+    call = ThreadCall(
+        scope, lambda: fn(*args, **options), arguments.name_of(fn), caller, is_work=is_work
+    )
     if not scope.backend.post(call.begin):
         raise _gone(scope)
     return call.future
@@ -119,9 +124,16 @@ class ThreadCall:
     """One call from another thread."""
 
     def __init__(
-        self, scope: Scope, fn: Callable[[], Any], name: str, caller: ThreadHold | None
+        self,
+        scope: Scope,
+        fn: Callable[[], Any],
+        name: str,
+        caller: ThreadHold | None,
+        *,
+        is_work: bool,
     ) -> None:
         self._caller = caller
+        self._is_work = is_work
         self._scope = scope
         self._fn = fn
         self._name = name
@@ -134,6 +146,9 @@ class ThreadCall:
         token = acting.set(self._caller)
         try:
             result = self._fn()
+            if self._is_work and iscoroutine(result):
+                self._start_job(result)
+                return
         except BaseException as error:  # noqa: BLE001 - the other thread gets it from the future
             self.future.set_exception(error)
             return
@@ -144,6 +159,18 @@ class ThreadCall:
         elif not self._scope.backend.own(lambda: self.run_to_end(result), f"call {self._name}"):
             result.close()
             self.future.set_exception(_gone(self._scope))
+
+    def _start_job(self, coro: Coroutine[Any, Any, Any]) -> None:
+        scope = self._scope
+        try:
+            scope.check_may_start()
+        except BaseException:
+            coro.close()
+            raise
+        job: Any = scope.start_job(
+            scope, self.run_to_end(coro), self._name, self.run_to_end.__code__, 0
+        )
+        scope.insert_hold(job, job)
 
     async def run_to_end(self, coro: Coroutine[Any, Any, Any]) -> None:
         acting.set(self._caller)

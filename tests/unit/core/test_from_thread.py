@@ -209,3 +209,65 @@ async def test_a_loop_of_a_worker_thread_gives_its_tasks_to_no_scope_of_this_one
     assert kinds == [asyncio.Task]
     assert scope.report is not None
     assert scope.report.completed == 0
+
+
+async def test_an_async_function_of_a_thread_is_a_job_of_the_scope() -> None:
+    """It is in the frontier, the scope waits for it in a drain, and the thread gets its result."""
+    go_on, begun = anyio.Event(), anyio.Event()
+
+    async def work() -> str:
+        begun.set()
+        await go_on.wait()
+        return "done"
+
+    async with Scope("app") as scope:
+        future: list[Any] = []
+        thread = threading.Thread(target=lambda: future.append(scope.from_thread(work)))
+        thread.start()
+        await begun.wait()
+        assert [entry.kind for entry in scope.frontier().in_flight] == ["job"]
+        go_on.set()
+        await scope.idle()
+        await anyio.to_thread.run_sync(thread.join)
+        assert future[0].result(0) == "done"
+    assert scope.report is not None
+    assert scope.report.completed == 1
+
+
+async def test_an_async_function_of_a_thread_is_cancelled_with_the_scope() -> None:
+    """The close does not leave it behind, and the thread learns that it was cancelled."""
+    begun = anyio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    scope = await Scope.open("app")
+    future: list[Any] = []
+    thread = threading.Thread(target=lambda: future.append(scope.from_thread(work)))
+    thread.start()
+    await begun.wait()
+    await anyio.to_thread.run_sync(thread.join)
+    report = await scope.aclose(5)
+    assert [entry.kind for entry in report.cancelled] == ["job"]
+    assert future[0].done()
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - the event loop's own
+        future[0].result(0)
+
+
+async def test_after_the_close_an_async_function_of_a_thread_is_refused() -> None:
+    """The thread gets the error of `spawn`, and the function does not run."""
+    ran: list[int] = []
+
+    async def work() -> None:
+        ran.append(1)
+
+    scope = await Scope.open("app")
+    await scope.aclose()
+    future: list[Any] = []
+    thread = threading.Thread(target=lambda: future.append(scope.from_thread(work)))
+    thread.start()
+    await anyio.to_thread.run_sync(thread.join)
+    await anyio.to_thread.run_sync(future[0].exception)
+    assert isinstance(future[0].exception(0), ScopeClosed)
+    assert not ran
