@@ -190,6 +190,20 @@ def mesh_security() -> str:
     )  # fmt: skip
 
 
+def replicas() -> str:
+    """Return the diagram of two replicas and the row that decides which of them runs a message."""
+    return _diagram(
+        760, 260,
+        "A message reaches one replica, which inserts its row in the store and runs it. A copy reaches another replica, which finds"
+        " the row and answers with what it says. Any process reads the verdict from the store.",
+        Box(20, 40, 130, 50, "sender"), Box(20, 170, 130, 50, "a proxy's copy", "work"),
+        Box(280, 30, 170, 70, "replica hotel-0\nruns the message", "ours"), Box(280, 160, 170, 70, "replica hotel-1\ndoes not run it"),
+        Box(590, 90, 150, 80, "store\none row a side\nof each message"),
+        Way("M150,65 L278,65", "message", (180, 55)), Way("M150,195 L278,195", "the same message", (158, 185)),
+        Way("M450,65 L588,115", "inserts the row: it was first", (460, 50), "told"), Way("M450,195 L588,150", "finds the row, and says what it says", (460, 222)),
+    )  # fmt: skip
+
+
 def asgi() -> str:
     """Return the diagram of when app and server get SIGTERM, and of what happens between."""
     return _diagram(
@@ -264,6 +278,7 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
     "mesh-memory": mesh_memory,
     "mesh-security": mesh_security,
     "processes": processes,
+    "replicas": replicas,
     "sdks": sdks,
 }
 

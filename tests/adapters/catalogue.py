@@ -81,6 +81,11 @@ ADAPTERS = {
         Folder("asgi_granian", "granian", ("2.8.7",)),
     )
 }
+# Faults of a server alone that do not happen with newer Pythons. What is recorded is from Python 3.11.
+CLEAN_SINCE = {
+    # There, asyncio's Server.wait_closed() waits for clients, so hypercorn does not cut the request.
+    ("asgi_hypercorn", "SIGTERM while a request runs for longer than the server waits"): (3, 12),
+}
 # Adapters of ours they are not: the HTTP clients that a node makes and instruments.
 CLIENTS = {
     folder.name: folder

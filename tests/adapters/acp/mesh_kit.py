@@ -62,8 +62,8 @@ async def pair(
     folder: Path, prompt: Prompt | Agent, editor: dict[str, Any] | None = None, **coder: Any
 ) -> AsyncIterator[Pair]:
     """Open a client, whose node is `editor`, and its agent, whose node is `coder`, both with journals."""
-    options: Any = {"journal": folder / "editor", **(editor or {})}
-    coder = {"journal": folder / "coder", **coder}
+    options: Any = {"store": folder / "editor", **(editor or {})}
+    coder = {"store": folder / "coder", **coder}
     async with (
         streams() as (writer, reader, peer),
         Node("coder", **coder) as below,
@@ -94,7 +94,7 @@ async def lone_agent(
     """Open an agent that takes part, and a client that the test plays."""
     async with (
         streams() as (writer, reader, peer),
-        Node("coder", **{"journal": folder / "coder", **coder}) as node,
+        Node("coder", **{"store": folder / "coder", **coder}) as node,
     ):
         agent: Any = prompt if isinstance(prompt, LoneAgent) else LoneAgent(prompt)
         agent.scope = await quiesce.Scope.open("around")

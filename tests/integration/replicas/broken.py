@@ -21,7 +21,7 @@ def claims_always_win() -> None:
 def nobody_inherits() -> None:
     """Leave the work of a dead replica to nobody."""
 
-    async def look(_: Any) -> None:
+    async def look(_: Any, **__: Any) -> None:
         """Do nothing."""
 
     _replace("replica_watch.ReplicaWatch.look", look)
@@ -30,7 +30,7 @@ def nobody_inherits() -> None:
 def the_stopped_are_dead() -> None:
     """Believe that a replica without heartbeats is dead."""
 
-    def proof(other: Any, own: Any) -> str:
+    def proof(other: Any, own: Any, **_: Any) -> str:
         return "" if other.incarnation == own.incarnation or other.age < other.lease else "late"
 
     _replace("replica_watch.proof_of_death", proof)

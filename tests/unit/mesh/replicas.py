@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 
@@ -30,9 +30,12 @@ AGENTS = ("a", "b", "c")
 class Town:
     """Some agents, each with replicas behind one address."""
 
+    address: ClassVar[str | None] = None
+    """The store in place of a file."""
+
     def __init__(self, folder: Path) -> None:
         """Begin without agents; the file is in `folder`."""
-        self.store = f"sqlite://{folder / 'mesh.db'}"
+        self.store = self.address or f"sqlite://{folder / 'mesh.db'}"
         self.replicas: dict[str, list[Node]] = {}
         self.all: list[Node] = []
         self.calls: list[tuple[str, str]] = []
@@ -77,7 +80,7 @@ class Town:
         with anyio.CancelScope(shield=True):
             for node in self.all:
                 if node.own_scope is not None:
-                    await node.aclose(0.5)
+                    await node.aclose(20.0)
 
     async def hand(self, to: Node, handler: Handler) -> str:
         """Hand a message of the current hop to a replica; return its header."""

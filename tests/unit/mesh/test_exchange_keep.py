@@ -123,8 +123,8 @@ async def test_a_message_refused_unread_stays_refused_for_as_long_as_it_is_remem
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
-                told = links.refuse_message(other, handing.header)
+                told = await links.refuse_message(other, handing.header)
         assert told == f"00-{handing.mark};s={said}"
         with pytest.raises(EdgeRefused):
             other.handle(handing.header)
-        assert links.refuse_message(other, "rubbish") is None
+        assert await links.refuse_message(other, "rubbish") is None

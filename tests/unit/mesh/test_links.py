@@ -178,13 +178,13 @@ async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(
             codec.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
             for one in range(4)
         ]
-        told = [refuse_message(below, codec.request_header(one)) or "" for one in handed_over]
+        told = [await refuse_message(below, codec.request_header(one)) or "" for one in handed_over]
         said = [one.rpartition(";s=")[2] for one in told]
         assert said == ["never", "never", "not-now", "not-now"]
         assert [below.opened.engine.detector.knows(one.edge) for one in handed_over] == [
             True, True, False, False,
         ]  # fmt: skip
-        assert refuse_message(below, codec.request_header(handed_over[0])) == told[0]
+        assert await refuse_message(below, codec.request_header(handed_over[0])) == told[0]
 
 
 # What its end means.

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from quiesce.errors import ReplicaBuried, UsageError
-from quiesce.mesh import Hop, Settled, SettledWithLosses
+from quiesce.mesh import Hop, Patience, Settled, SettledWithLosses
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.replicas import deliver, nothing, town
 
@@ -91,6 +91,28 @@ async def test_a_receipt_reaches_the_replica_that_waits_for_it(tmp_path: Path) -
         assert verdict.receipt.hops == 2
 
 
+async def test_a_root_without_an_address_hears_of_the_end_at_once(tmp_path: Path) -> None:
+    """A program that nobody can call gets the receipts of its messages through the store."""
+    done = anyio.Event()
+
+    async def leave(hop: Hop) -> None:
+        hop.spawn(done.wait)
+
+    async with town(tmp_path) as here:
+        slow = Patience(
+            retry_first=600, ask_in_doubt=600, ask_every=600
+        )  # nothing is asked for in time
+        root, agent = (
+            await here.add("a", url=None, patience=slow),
+            await here.add("b", patience=slow),
+        )
+        async with root.cascade("trip") as cascade, cascade_hop().delegate("http://b") as handing:
+            handing.answered(await deliver(agent, handing.header, leave))
+        done.set()
+        verdict = await cascade.settled(30)
+        assert isinstance(verdict, Settled), verdict
+
+
 async def test_a_cascade_through_replicas_is_cancelled(tmp_path: Path) -> None:
     """A request to end reaches the replica that works, whichever replica it comes to."""
 
@@ -167,6 +189,7 @@ async def test_a_root_that_comes_back_finds_its_cascade(tmp_path: Path) -> None:
         old, agent = await here.add("a", replica="a-0"), await here.add("b")
         async with old.cascade("trip"):
             await here.hand(agent, leave)
+        await old.opened.written()  # that the block has ended
         here.replicas["a"].remove(old)
         new = await here.add("a", replica="a-0")
         (cascade,) = new.recovered

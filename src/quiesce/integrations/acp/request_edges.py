@@ -87,6 +87,7 @@ class MeshWire(ClientWire):
     async def _hand_over(self, hop: Hop, method: str, params: Any) -> Any:
         link = self._link
         with link.delegate(hop) as handing:
+            await handing.written()
             try:
                 self._check(answered=True)
             except BaseException:

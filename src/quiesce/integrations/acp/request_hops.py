@@ -32,6 +32,7 @@ from quiesce.integrations.acp.requests import (
     REQUEST_CANCELLED,
     Requests,
 )
+from quiesce.mesh.runtime.hop_parts import claimed
 from quiesce.mesh.transport import links
 
 if TYPE_CHECKING:
@@ -90,10 +91,28 @@ class MeshRequests(Requests):
         number = message["id"]
         if self._scope.phase is not ScopeState.OPEN and isinstance(number, _ID_TYPES):
             header = links.handed(message.get("params"))
-            edge_answer = None if header is None else links.refuse_message(self._mesh, header)
-            if edge_answer is not None:
-                self._edge_answers[number] = edge_answer
+            if header is not None and links.shares_store(self._mesh):
+                if isinstance(method, str):
+                    self._refuse_later(number, method, header)
+                    return
+            elif header is not None:
+                edge_answer = links.refuse_at_once(self._mesh, header)
+                if edge_answer is not None:
+                    self._edge_answers[number] = edge_answer
         super()._take_request(message, method)
+
+    def _refuse_later(self, number: object, method: str, header: str) -> None:
+        """Refuse a message when the store of the replicas has the refusal; a drain waits for that."""
+        if number in self.by_id or self._scope.phase is ScopeState.CLOSED:
+            self.refuse_closing(number)
+        else:
+            self.by_id[number] = self._start(self._refuse_edge(number, header), method, number)
+
+    async def _refuse_edge(self, number: object, header: str) -> None:
+        edge_answer = await links.refuse_message(self._mesh, header)
+        if edge_answer is not None:
+            self._edge_answers[number] = edge_answer
+        self.refuse_closing(number)
 
     def _route(self, method: str, params: Any, *, notified: bool) -> Awaitable[Any]:
         header = None if notified else links.handed(params)
@@ -105,7 +124,7 @@ class MeshRequests(Requests):
         """Call the agent inside a hop."""
         task: Any = asyncio.current_task()
         try:
-            part = self._mesh.handle(header)
+            part = await claimed(self._mesh.handle(header))
         except EdgeRefused as refused:
             self._edge_answers[task.request_id] = refused.header
             raise RequestError(REFUSED, str(refused)) from refused
@@ -125,11 +144,22 @@ class MeshRequests(Requests):
             failure = error
         left = part.leave(failure)
         await hop.turned()  # even if cancelled: the answer still has to be sent
+        if links.shares_store(self._mesh):
+            await self._make_lasting_answer(task.request_id, hop)
         if isinstance(left, CascadeCancelled):
             raise RequestError(REQUEST_CANCELLED, str(left)) from None
         if left is not None:
             raise left
         return result
+
+    async def _make_lasting_answer(self, number: object, hop: Hop) -> None:
+        """Make the state of an edge for its answer, and wait until all that it says has lasted."""
+        opened = hop.opened
+        self._hops.pop(number, None)
+        told = opened.answer(hop)
+        # If the task is cancelled meanwhile, the answer is sent at once, and the sender asks.
+        self._edge_answers[number] = opened.answer_to_ask(hop)
+        self._edge_answers[number] = await opened.written_answer(hop, told)
 
     def _send(self, answer: dict[str, Any], number: object) -> None:
         edge_answer = self._answer_of(number)
@@ -146,7 +176,10 @@ class MeshRequests(Requests):
         hop = self._hops.pop(number, None)
         if hop is not None:
             try:
-                self._edge_answers[number] = self._mesh.opened.answer(hop)
+                told = hop.opened.answer(hop)
+                if links.shares_store(self._mesh):  # what it says may not have lasted
+                    told = hop.opened.answer_to_ask(hop)
+                self._edge_answers[number] = told
             except Exception:  # noqa: BLE001 - the journal may fail; the sender will ask
                 logger.exception(
                     "the answer for %s could not be made; its sender will ask again", hop.name

@@ -112,8 +112,7 @@ class Requests:
         if not isinstance(number, _ID_TYPES) or not isinstance(method, str):
             self.answer_error(None, RequestError.invalid_request())
         elif self._scope.phase is not _OPEN:
-            text = "The agent is shutting down and accepts no new requests"
-            self.answer_error(number, RequestError(REFUSED, text))
+            self.refuse_closing(number)
         elif number in self.by_id:
             details = {
                 "details": f"a request with the id {number!r} is already in flight: use another id"
@@ -190,6 +189,11 @@ class Requests:
         self.by_id.pop(number, None)
         if self._witness is not None:
             self._witness.tell(OUTGOING, answer)
+
+    def refuse_closing(self, number: object) -> None:
+        """Answer that the agent is shutting down."""
+        text = "The agent is shutting down and accepts no new requests"
+        self.answer_error(number, RequestError(REFUSED, text))
 
     def answer_error(self, number: object, error: RequestError) -> None:
         """Answer with an error; leave its data out if that cannot be sent."""

@@ -97,6 +97,7 @@ class Handover:
     ) -> Any:
         link = self._link_of(connection)
         with link.delegate(hop) as handing:
+            await handing.written()
             if link.takes_part is not False:
                 meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
                 options = {**options, "meta": meta}

@@ -39,6 +39,7 @@ from quiesce.errors import (
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.stdio_wire import ReadStream
 from quiesce.integrations.sdk import unknown
+from quiesce.mesh.runtime.hop_parts import claimed
 from quiesce.mesh.runtime.node import Node
 from quiesce.mesh.transport import links
 
@@ -97,7 +98,7 @@ async def _run_hop(
     *Raises*: the error of the handler; the SDK's own error for a refused call. An error of the SDK
     carries the state of the edge.
     """
-    part = _take_edge(node, header)
+    part = await _take_edge(node, header)
     part.name = f"{_TOOLS_CALL} {tool}"[:_NAME_MAX]
     part.place = _place_of(server, tool) or part.place
     hop, outer = part.hop, current_scope()
@@ -134,6 +135,8 @@ async def _run_part(
             await hop.turned()
     finally:
         told = _answer(node, hop)
+    if told is not None and (left is None or isinstance(left, Exception)):
+        told = await node.opened.written_answer(hop, told)
     if isinstance(left, CascadeCancelled):
         text = str(left) if hop.is_cancelled else _CUT
         raise _error(_CANCELLED, text, told) from None
@@ -144,13 +147,13 @@ async def _run_part(
     return result, told
 
 
-def _take_edge(node: Node, header: str) -> Part:
+async def _take_edge(node: Node, header: str) -> Part:
     """Accept the edge.
 
     *Raises*: the SDK's own error if the edge must not run.
     """
     try:
-        return node.handle(header)
+        return await claimed(node.handle(header))
     except EdgeRefused as refused:
         raise _error(_REFUSED, str(refused), refused.header) from refused
     except RemoteProtocolError as error:

@@ -78,7 +78,9 @@ class _Middleware:
                 url.raw_path,
                 "Upgrade" in headers,
             )
-            sending = begin_request(self._hop, target)
+            sending = begin_request(self._hop, target, can_wait=True)
+        if sending is not None and not await sending.written():
+            sending = None
         if sending is None:
             return await handler(request)
         headers[codec.REQUEST_HEADER] = sending.header

@@ -36,7 +36,7 @@ def _async(original: Any) -> Any:
         token = within.set(hop)
         try:
             message = _Message.of(hop, request, is_sync=False)
-            if message is None:
+            if message is None or not await message.may_leave():
                 return await original(pool, request)
             try:
                 response = await original(pool, request)
@@ -84,8 +84,20 @@ class _Message:
         self._sending = sending
         self._given = (request.headers, request.extensions)
         self._departure = Departure()
+        if is_sync:
+            self._add_edge(is_sync=True)
+
+    def _add_edge(self, *, is_sync: bool = False) -> None:
+        request = self._request
         self._departure.listen(request, is_sync=is_sync)
-        request.headers = [*request.headers, (_REQUEST, sending.header.encode())]
+        request.headers = [*request.headers, (_REQUEST, self._sending.header.encode())]
+
+    async def may_leave(self) -> bool:
+        """Wait until a request of an async client may leave with its edge; return False if it leaves without one."""
+        if not await self._sending.written():
+            return False
+        self._add_edge()
+        return True
 
     @classmethod
     def of(cls, hop: Hop, request: Any, *, is_sync: bool) -> _Message | None:
@@ -102,7 +114,7 @@ class _Message:
             url.target.decode("latin-1"),
             b"upgrade" in names or url.scheme in {b"ws", b"wss"},
         )
-        sending = begin_request(hop, target)
+        sending = begin_request(hop, target, can_wait=not is_sync)
         return None if sending is None else cls(request, sending, is_sync=is_sync)
 
     def failed(self, error: BaseException) -> None:

@@ -7,6 +7,8 @@ These guarantees hold:
 2. Edges are made in the thread of the hop's event loop. Another thread posts to that loop and waits for at most
    `_WAIT_SECONDS`, because the loop may be blocked by the code that waits for that thread. A request that does not get
    an edge in time is sent without one, and the hop records it as untracked.
+   If the hop's node shares its store, an edge also waits for the store, which that loop writes. So a blocking request in
+   the loop's own thread gets no edge.
 3. Outside of hops, a request costs one read of a context variable.
 """
 
@@ -24,6 +26,7 @@ from weakref import WeakKeyDictionary
 from quiesce.core.callsites import Frame, line_of
 from quiesce.core.python_private import get_frame, running_loop
 from quiesce.core.tree import current, logger
+from quiesce.errors import QuiesceError
 from quiesce.mesh.routes.following import called, handed
 from quiesce.mesh.runtime.hop import current_hop
 from quiesce.mesh.runtime.peers import is_private_host, may_start_work, peers_of
@@ -51,6 +54,11 @@ _PLUMBING = HTTP | frozenset(
      "socket", "ssl", "threading", "trio", "uvloop", "websockets")
 )  # fmt: skip
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
+_BLOCKING = (
+    ", which blocks the event loop: a node that shares its store cannot record it meanwhile. Send it with an async client,"
+    " or in a thread"
+)
+_NOT_WRITTEN = ", because the shared store did not write in time"
 
 within: ContextVar[Hop | object | None] = ContextVar("quiesce_within_client", default=None)
 """The hop for which a client around the running code sends. That client makes the edges and owns the sockets."""
@@ -101,10 +109,11 @@ def outside_of_client(callback: Callable[..., Any]) -> Callable[..., Any]:
     return calling
 
 
-def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
+def begin_request(hop: Hop, target: SendTarget, *, can_wait: bool = False) -> RequestEdge | None:
     """Return the edge for a request to carry; None if it carries none.
 
-    A request that should carry an edge, but cannot, is recorded as untracked.
+    A request that should carry an edge, but cannot, is recorded as untracked. If the caller can wait, it has to wait for
+    `RequestEdge.written()`.
     """
     node = hop.mesh_node
     to = peers_of(node).find(target.scheme, target.host, target.port, target.path)
@@ -115,6 +124,9 @@ def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
         return None
     if target.is_upgrade or not instrumented.get(node):
         notice(hop, instead="" if target.is_upgrade else _INSTEAD)
+        return None
+    if hop.opened.shared is not None and hop.backend.here() and not can_wait:
+        notice(hop, instead=_BLOCKING)
         return None
     handing = _on_loop(hop, partial(hop.delegate, to))
     if handing is None:
@@ -149,7 +161,22 @@ class RequestEdge:
     def __init__(self, hop: Hop, handing: Handing) -> None:
         self._hop = hop
         self._handing = handing
-        self.header: str = handing.header
+        self.header: str = handing.header if handing.is_written else ""
+
+    async def written(self) -> bool:
+        """Wait until the request may leave; return False if it must leave without an edge.
+
+        *Cancel safety*: if cancelled, the request is recorded as not sent.
+        """
+        handing = self._handing
+        if not handing.is_written:
+            try:
+                await handing.written()
+            except QuiesceError:
+                notice(self._hop, instead=_NOT_WRITTEN)
+                return False
+            self.header = handing.header
+        return True
 
     def answered(self, header: str | None, status: int) -> None:
         """Record the head of the answer."""
@@ -237,12 +264,19 @@ def _call_logged(hop: Hop, step: Callable[[], None]) -> None:
 
 def _on_loop(hop: Hop, make: Callable[[], Handing]) -> Handing | None:
     """Call a function in the thread of the hop's event loop, and return its result; None if it fails or is late."""
-    errand = _Errand(make)
     if hop.backend.here():
-        errand.run()
-    elif not hop.backend.post(errand.run):
+        return _made(make)
+    errand = _Errand(make)
+    return errand.result() if hop.backend.post(errand.run) else None
+
+
+def _made(make: Callable[[], Handing]) -> Handing | None:
+    try:
+        return make()
+    except Exception:  # noqa: BLE001 - the request is sent without an edge (1)
+        text = "an edge could not be made for a request, which is sent without one"
+        logger.warning(text, exc_info=True)
         return None
-    return errand.result()
 
 
 class _Errand:
@@ -256,13 +290,21 @@ class _Errand:
         self._made: Handing | None = None
 
     def run(self) -> None:
+        """Make the call. The thread that waits gets the result when the request may leave."""
+        made = None
         with self._lock:
             if not self._is_abandoned:
-                try:
-                    self._made = self._make()
-                except Exception:  # noqa: BLE001 - the request is sent without an edge (1)
-                    text = "an edge could not be made for a request, which is sent without one"
-                    logger.warning(text, exc_info=True)
+                made = self._made = _made(self._make)
+        if made is None or made.opened.shared is None:
+            self._done.set()
+        else:
+            made.opened.shared.store.when_written(partial(self._written, made))
+
+    def _written(self, made: Handing) -> None:
+        with self._lock:
+            made.is_written = not self._is_abandoned
+        if not made.is_written:
+            made.not_sent()
         self._done.set()
 
     def result(self) -> Handing | None:
@@ -271,4 +313,5 @@ class _Errand:
         finally:
             with self._lock:
                 self._is_abandoned = True
-        return self._made
+                made = self._made
+        return made if made is not None and made.is_written else None

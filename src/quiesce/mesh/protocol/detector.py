@@ -96,6 +96,9 @@ class Detector:
         self._alone = Alone(name)
         self._lasting = lasting
         self.is_volatile: bool = False  # whether its journal cannot be written now
+        self.is_shared: bool = (
+            False  # whether receipts reach senders in its store, which need no address
+        )
         self.boot: str = ""  # the id of the machine's present boot
         self.acts: list[Act] = []
 
@@ -204,8 +207,8 @@ class Detector:
     def _tell(self, hop: HopRecord, receipt: Receipt) -> None:
         if hop.is_root:
             self.acts.append(Settle(hop.edge, hop.cascade, receipt))
-        elif hop.reply is not None and hop.is_answered:
-            self.acts.append(Post(hop.edge, hop.reply, receipt))
+        elif hop.is_answered and (hop.reply is not None or self.is_shared):
+            self.acts.append(Post(hop.edge, hop.reply or "", receipt))
 
     def taken(self, edge: bytes) -> None:
         """Record that the receipt of an edge was delivered, or that no node waits for it.
@@ -216,7 +219,9 @@ class Detector:
         if hop is not None and hop.state is HopState.CLOSED:
             hop.enter(_OVER)
             del self.known.hop_records[edge]
-            self.known.end_edge(edge, RAN)
+            # In a shared store the receipt is on its way to its replica, which may ask before it has read it.
+            packed = pack(hop.receipt) if self.is_shared and hop.receipt is not None else RAN
+            self.known.end_edge(edge, packed)
 
     def ride(self, edge: bytes) -> Answer:
         """Return the content of the answer to a message. A receipt that is made later will be posted.

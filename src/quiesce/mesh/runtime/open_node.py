@@ -387,8 +387,12 @@ class OpenNode:
             await self.shared.store.written()
         except QuiesceError as error:
             logger.debug("the answer for %s leaves without its receipt: %s", hop.name, error)
-            return codec.response_header(hop.record.edge, WORKING, must_ask=True)
+            return self.answer_to_ask(hop)
         return answer
+
+    def answer_to_ask(self, hop: Hop) -> str:
+        """Return a header for the answer to a hop's message that has the sender ask for the receipt."""
+        return codec.response_header(hop.record.edge, WORKING, must_ask=True)
 
     def answer_turned_away(self, hop: Hop, caller: str) -> str | None:
         """Return the header for a message that the app has refused, if the caller has sent too many such messages.

@@ -70,6 +70,7 @@ class SharedNode:
         node = opened.node
         self._opened = opened
         self._engine = opened.engine
+        self._engine.detector.is_shared = True
         self.names: EdgeNames = EdgeNames()
         replica = this_replica(node.name, node.replica, lease=node.lease_seconds, fences=node.fence)
         horizon = opened.engine.horizon
@@ -101,7 +102,7 @@ class SharedNode:
         """Continue the work of earlier incarnations that are proven dead; called while the node opens."""
         database = self.store.database
         self._engine.known.bear(await database.born_at(), "")
-        await self.watch.look()
+        await self.watch.look(is_starting=True)
 
     def start(self) -> None:
         """Start the tasks of the replica."""
@@ -291,8 +292,9 @@ class SharedNode:
                 asks=tuple(a for a in call.asks if a[0] in hops and a[0] not in deserted),
             )
             engine.replied(inside, NodeReply(tuple(sent), answers), now)
-        # Its sender was not in this store, and a receipt needs the id of the edge: the sender asks for it.
-        lost = [edge for edge in receipts if edge not in sent and not self.names.is_known(edge)]
+        # Its sender is not in this store. Without an address, and the id of the edge, the sender asks for the receipt.
+        has_id = self.names.is_known
+        lost = [edge for edge in receipts if edge not in sent and not (call.to and has_id(edge))]
         engine.unpost(lost)
         left = replace(
             call,

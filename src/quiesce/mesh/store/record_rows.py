@@ -5,8 +5,8 @@ record changes one row, and rows need no compaction. Rules:
 
 1. A row of a sent edge stays, with its receipt, until the hop that has sent the edge is closed: the receipt of the hop
    includes those of its edges. Rows that are left behind by a hop that is closed are not restored.
-2. The row of a hop that is over has only its last record, so that a copy of the message is answered. A root also keeps
-   its receipt, which is the verdict of its cascade, and what it was called.
+2. The row of a hop that is over has only its last record, with the receipt: for a copy of the message, for a sender whose
+   receipt is still on its way, and for a ledger that asks for the verdict of a root.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from quiesce.errors import JournalBroken, QuiesceError
 from quiesce.mesh.protocol.facts import (
-    RAN,
     Aged,
     Begun,
     Born,
@@ -189,10 +188,7 @@ class RecordRows:
         row = self._rows.pop(("hop", record.edge), None)
         if row is None:
             row = self._new("hop", record, record.edge, b"")
-        body = record_line(record)
-        if row.root is not None and record.packed == RAN:
-            body = row.body  # the verdict (2)
-        until = self._until(record.edge)
+        until, body = self._until(record.edge), record_line(record)
         self._changed["hop", record.edge] = replace(row, state="over", keep_until=until, body=body)
 
     def _until(self, edge: bytes) -> float:

@@ -106,13 +106,18 @@ def this_replica(agent: str, name: str | None, *, lease: float, fences: bool) ->
 
 
 def proof_of_death(
-    other: Replica, own: Replica, *, start_of: Callable[[int], int | None] = start_of_process
+    other: Replica,
+    own: Replica,
+    *,
+    is_starting: bool = False,
+    start_of: Callable[[int], int | None] = start_of_process,
 ) -> str:
     """Return how it is proven that a replica has ended; empty if it is not.
 
     Args:
         other: The replica, as the store has it now.
         own: The replica that asks, which runs in this process.
+        is_starting: Whether `own` has just started. Later, another one of its name is the one that has started.
         start_of: A function that returns the start of a process, if it is there.
     """
     if other.incarnation == own.incarnation:
@@ -125,7 +130,7 @@ def proof_of_death(
                 return f"its process {other.pid} has ended"
         except OSError:
             logger.debug("it is not known whether process %s runs", other.pid, exc_info=True)
-    if other.agent == own.agent and other.name == own.name:
+    if is_starting and other.agent == own.agent and other.name == own.name:
         return f"replica {own.name} has started again"
     if other.fences and other.age > other.lease + _SPARE_SECONDS:
         return f"its lease of {other.lease:g} s is over, and it fences itself"

@@ -125,11 +125,12 @@ class ReplicaWatch:
 
     # The dead.
 
-    async def look(self) -> None:
+    async def look(self, *, is_starting: bool = False) -> None:
         """Declare the replicas dead that are proven to be, and inherit from the dead."""
         replicas = await self._database.replicas(self._own.agent)
         for place, one in enumerate(replicas):
-            why = proof_of_death(one, self._own) if one.state == "alive" else ""
+            is_alive = one.state == "alive"
+            why = proof_of_death(one, self._own, is_starting=is_starting) if is_alive else ""
             if why and await self._database.end(one.incarnation, is_dead=True, why=why):
                 logger.warning("%s is dead: %s", describe_replica(one), why)
                 replicas[place] = replace(one, state="dead", why=why)

@@ -44,6 +44,14 @@ def _database(scheme: str, address: str, *, is_power: bool) -> Database:
         from quiesce.mesh.store.sqlite_database import SqliteDatabase  # noqa: PLC0415 - only if it is used
 
         return SqliteDatabase(_path_of(address), syncs=is_power)
+    if scheme in {"postgresql", "postgres"}:
+        from quiesce.mesh.store.postgres_database import PostgresDatabase  # noqa: PLC0415 - the same
+
+        return PostgresDatabase(address)
+    if scheme in {"nats", "tls"}:
+        from quiesce.mesh.store.nats_database import NatsDatabase  # noqa: PLC0415 - the same
+
+        return NatsDatabase(address)
     message = f"store must be {_WAYS}, not an address that begins with {scheme}://"
     raise ArgumentError(message)
 

@@ -71,32 +71,41 @@ class CascadeFront:
             if message["type"] == "http.response.start":
                 lines = list(message.get("headers", ()))
                 if all(name.lower() != _ANSWER for name, _ in lines):
-                    answer = self._answer(header, is_error=message["status"] >= _ERRORS)
+                    answer = await self._answer(header, is_error=message["status"] >= _ERRORS)
                     lines += [] if answer is None else [(_ANSWER, answer)]
                     message = {**message, "headers": lines}
             await send(message)
 
         return tell
 
-    def _answer(self, header: bytes, *, is_error: bool) -> bytes | None:
+    async def _answer(self, header: bytes, *, is_error: bool) -> bytes | None:
         """Return the answer for a message whose response does not have one (2)."""
         node = self._node
         try:
-            edge = codec.parse_request_header(header).edge
-            node.opened.check_accepts()
-            hop = node.opened.running_hops.get(edge)
-            if hop is not None:
-                return node.opened.answer(hop).encode()
-            if node.opened.engine.detector.knows(edge):
-                known = node.opened.engine.known.find(edge)
-                answer = node.opened.engine.ride(edge, node.opened.clock())
-                node.opened.commit_records()
-                must_ask = known is not None and known.reply is None
-                return codec.response_header(edge, answer, must_ask=must_ask).encode()
+            told = self._known(codec.parse_request_header(header).edge)
+            if told is not None:
+                await node.opened.written()
+                return told.encode()
         except QuiesceError:
-            return None  # the header is invalid, or the node is not open
-        told = links.refuse_message(node, header) if is_error else None
+            return None  # the header is invalid, the node is not open, or the store does not write
+        told = await links.refuse_message(node, header) if is_error else None
         return None if told is None else told.encode()
+
+    def _known(self, edge: bytes) -> str | None:
+        """Return what this node has to say about a message; None if it does not know the message."""
+        opened = self._node.opened
+        opened.check_accepts()
+        edge = opened.name_of(edge)
+        hop = opened.running_hops.get(edge)
+        if hop is not None:
+            return opened.answer(hop)
+        if not opened.engine.detector.knows(edge):
+            return None
+        known = opened.engine.known.find(edge)
+        answer = opened.engine.ride(edge, opened.clock())
+        opened.commit_records()
+        must_ask = known is not None and known.reply is None
+        return codec.response_header(edge, answer, must_ask=must_ask)
 
 
 class CascadeInside:

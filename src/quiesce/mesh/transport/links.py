@@ -47,6 +47,7 @@ CALL_SECONDS = 60.0
 
 _SCHEMES = ("acp:", "mcp:")
 _KEEP_MIN = 64
+_UNREAD = "its agent refused the request before it read the message"
 
 
 class Links:
@@ -355,18 +356,39 @@ async def serve_link(node: Node, method: str, params: object) -> Any:
     return json.loads(await node.serve_call(PATHS[method], body))
 
 
-def refuse_message(node: Node, header: str | bytes) -> str | None:
-    """Refuse a message without reading it, and return the answer; None if the header is invalid."""
+async def refuse_message(node: Node, header: str | bytes) -> str | None:
+    """Refuse a message without reading it, and return the answer; None if the header is invalid.
+
+    With a shared store, this waits for the store; None also if the store does not answer.
+
+    *Cancel safety*: may be cancelled at any time.
+    """
+    opening = node.last_opening
+    if opening is None or opening.shared is None:
+        return refuse_at_once(node, header)
     try:
-        node.opened.accept_arrival(
-            codec.parse_request_header(header),
-            "its agent refused the request before it read the message",
-        )
+        await opening.shared.admit(codec.parse_request_header(header), _UNREAD)
     except EdgeRefused as refused:
         return refused.header
     except QuiesceError:
         pass
     return None
+
+
+def refuse_at_once(node: Node, header: str | bytes) -> str | None:
+    """Refuse a message as `refuse_message` does, if the node does not share its store."""
+    try:
+        node.opened.accept_arrival(codec.parse_request_header(header), _UNREAD)
+    except EdgeRefused as refused:
+        return refused.header
+    except QuiesceError:
+        pass
+    return None
+
+
+def shares_store(node: Node) -> bool:
+    """Return whether a node that was opened shares its store with others."""
+    return node.last_opening is not None and node.last_opening.shared is not None
 
 
 def check_node(node: object) -> None:

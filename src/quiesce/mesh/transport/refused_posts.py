@@ -76,7 +76,7 @@ class RefusedPosts:
             if self._is_let_in(found, is_mcp=any(name in headers for name in _MCP)):
                 await self._inside(scope, _replayed(body or b"", receive), send)  # (1)
                 return
-            answer = self._refuse(found)
+            answer = await self._refuse(found)
             if answer is not None:
                 await _answer(send, refusal[0], answer)  # (2)
                 return
@@ -108,10 +108,10 @@ class RefusedPosts:
         except PeerLost:
             return None
 
-    def _refuse(self, found: dict[str, Any]) -> dict[str, Any] | None:
+    async def _refuse(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Refuse the message in a request, and return the answer; None if the request does not hand over an edge."""
         header = links.handed(found.get("params"))
-        told = None if header is None else links.refuse_message(self._node, header)
+        told = None if header is None else await links.refuse_message(self._node, header)
         if told is None or "id" not in found:
             return None
         error = {"code": _REFUSED_CODE, "message": _TEXT, "data": links.with_answer(None, told)}

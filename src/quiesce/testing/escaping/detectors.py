@@ -164,13 +164,13 @@ _WAIT = inspect.unwrap(
 # Requests of plain clients. Their connections are not listed as well: a connection is often made by a task of the client.
 
 
-def _by_request(begin: Callable[[Hop, SendTarget], Any]) -> Callable[[Hop, SendTarget], Any]:
-    def begin_request(hop: Hop, target: SendTarget) -> Any:
+def _by_request(begin: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_request(hop: Hop, target: SendTarget, **options: Any) -> Any:
         scheme, host, port = target.scheme, target.host, target.port
         if peers_of(hop.mesh_node).find(scheme, host, port, target.path) is None:
             server = f"{scheme}://{host}" if port is None else f"{scheme}://{host}:{port}"
             note_place(hop, "possible", "request", f"{target.method} {server}", skip=_PLUMBING)
-        return begin(hop, target)
+        return begin(hop, target, **options)
 
     return begin_request
 

@@ -153,10 +153,10 @@ class CascadeClient:
         events: AsyncIterator[Any] = self._client.send_message(request, **options)
         return events
 
-    def begin_message(
+    async def begin_message(
         self, message: _Message, request: Any, options: dict[str, Any], hop: Hop
     ) -> Any:
-        header = message.take_edge(hop, self._to)
+        header = await message.take_edge(hop, self._to)
         headers = {codec.REQUEST_HEADER: header}
         if self._declared is not None:
             ids = (header, self._declared)
@@ -245,7 +245,7 @@ class _Message:
 
     async def __anext__(self) -> Any:
         if self._events is None:
-            self._events = self._begin()
+            self._events = await self._begin()
         token = within.set(self._hop)  # the edge may travel in the metadata alone
         try:
             event = await anext(self._events)
@@ -257,24 +257,28 @@ class _Message:
         self._resolve_if_open(None)
         return event
 
-    def _begin(self) -> Any:
+    async def _begin(self) -> Any:
         client, (request, options) = self._client, self._given
         hop = hop_of_node(client.mesh_node)
         if hop is None:
             return client.send_plainly(request, options)
-        return client.begin_message(self, request, options, hop)
+        return await client.begin_message(self, request, options, hop)
 
-    def take_edge(self, hop: Hop, to: str) -> str:
-        """Open an edge for this message, in place of an earlier edge (5); return the edge's header."""
+    async def take_edge(self, hop: Hop, to: str) -> str:
+        """Open an edge for this message, in place of an earlier edge (5); return the edge's header.
+
+        *Raises*: `StoreLost` if the record of the edge does not last in time; the message must not be sent then.
+        """
         if self._handing is not None:
             _under_way.pop(self._handing.header_text, None)
         self._hop, self._departure = hop, Departure()
         handing = self._handing = hop.delegate(to)
+        await handing.written()
         header = handing.header
         _under_way[header] = self
         return header
 
-    def leaves(self, request: httpx.Request) -> None:
+    async def leaves(self, request: httpx.Request) -> None:
         """Record that httpx is about to send the message, for the first time or again (5)."""
         url, hop, handing = request.url, self._hop, self._handing
         if hop is None or handing is None:
@@ -287,7 +291,7 @@ class _Message:
             handing.not_sent()  # nothing was sent yet, and the card's node is not at the destination
             self._declared, to = False, self._client.mesh_node.policy.node_of(str(url))
         if handing.is_resolved:
-            request.headers[codec.REQUEST_HEADER] = self.take_edge(hop, to)
+            request.headers[codec.REQUEST_HEADER] = await self.take_edge(hop, to)
         elif self._at is not None:
             handing.use_count += 1
         self._at = at
@@ -336,7 +340,7 @@ async def _leaves(request: httpx.Request) -> None:
     """Record that a request is about to be sent; httpx calls this before every request."""
     message = _under_way.get(request.headers.get(codec.REQUEST_HEADER, ""))
     if message is not None:
-        message.leaves(request)
+        await message.leaves(request)
 
 
 async def _heard(response: httpx.Response) -> None:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core.callsites import Callsite
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.visitors import Bond, Visitor
-from quiesce.errors import CascadeCancelled, EdgeRefused, RemoteProtocolError, ScopeClosed
+from quiesce.errors import (
+    CascadeCancelled,
+    EdgeRefused,
+    RemoteProtocolError,
+    ReplicaBuried,
+    ScopeClosed,
+    StoreLost,
+)
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.mesh import extension
 from quiesce.integrations.a2a.mesh.push_edges import PushEdges
@@ -28,6 +35,7 @@ from quiesce.integrations.a2a.server.executor import BROKEN, enqueue_end
 from quiesce.integrations.a2a.server.shutdown import end_task
 from quiesce.integrations.a2a.server.task_tracker import Request, Tracker, request
 from quiesce.mesh.runtime.hop import current_hop
+from quiesce.mesh.runtime.hop_parts import claimed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,14 +107,19 @@ class MeshTracker(Tracker):
 
     # Accepting.
 
-    def accept(self, message: Any, context: Any) -> MessageWork | None:
-        """Record an accepted message, before the event loop runs anything else; None if it is in no hop."""
+    async def accept(self, message: Any, context: Any) -> MessageWork | None:
+        """Record an accepted message; return None if it is in no hop.
+
+        The event loop runs nothing else before. But a message without a header waits for a shared store.
+
+        *Cancel safety*: if cancelled, the message does not run, and a copy of it may.
+        """
         header = extension.take_ids(message, self._node.url)
         hop = current_hop()
         if hop is not None and hop.mesh_node is self._node:
             work = self._work(hop, message)
         elif header is not None:
-            work = self._open(header, message)
+            work = await self._open(header, message)
         else:
             return None
         work.task_id = message.task_id
@@ -123,13 +136,15 @@ class MeshTracker(Tracker):
         except ScopeClosed:  # the hop was cancelled
             raise versions.refusal(CANCELLED) from None
 
-    def _open(self, header: str, message: Any) -> MessageWork:
+    async def _open(self, header: str, message: Any) -> MessageWork:
         """Open the hop of a message that came without a header (4)."""
         node = self._node
         try:
-            part = node.handle(header)
+            part = await claimed(node.handle(header))
         except (EdgeRefused, RemoteProtocolError) as error:
             raise versions.error("InvalidParamsError", str(error)) from None
+        except (ReplicaBuried, StoreLost) as error:
+            raise versions.refusal(str(error)) from None
         hop = part.enter()
         try:
             return self._work(hop, message)

@@ -7,7 +7,7 @@
 3. A waiting push keeps its hop open, so that the push can get a new edge. A push that is left for the next
    start does not: its edge is in doubt, and the node queries the receiver about it. The next start sends
    the push with the same edge, unless the receiver has refused that edge for good.
-4. An edge is resolved as `not sent` only if no attempt has reached a server.
+4. A push leaves only after the record of its edge has lasted. An edge is resolved as `not sent` only if no attempt has reached a server.
 5. Clients choose the URLs of pushes, and the node queries the receiver of an edge over another connection
    than the push's. So the node gives edges only to configured peers and to its own origin. All other
    receivers are opaque, and so is every push that the user's own sender sends.
@@ -73,13 +73,16 @@ class PushEdges:
         try:
             handed = codec.parse_request_header(push.cascade)
             self._node.opened.check_accepts()
-            known = self._node.opened.engine.known.edge_records.get(handed.edge)
+            edge = self._node.opened.name_of(handed.edge)
+            known = self._node.opened.engine.known.edge_records.get(edge)
         except QuiesceError:
             known = None
         if known is None:  # the edge is resolved: the push is sent outside of the cascade
             push.cascade = ""
             return
-        handing = Handing(self._node.opened, handed.edge, known.to, push.cascade, uses=1)
+        if self._node.opened.shared is not None:
+            self._node.opened.shared.names.keep(handed.edge)
+        handing = Handing(self._node.opened, edge, known.to, push.cascade, uses=1)
         push.edge = PushEdge(self, None, handing)
 
     def close(self) -> None:
@@ -99,6 +102,7 @@ class PushEdge:
         self._hold: Hold | None = None
         self._answer: tuple[int, str | None] | None = None
         self._tried = False
+        self._is_withheld = False  # because the record of its edge has not lasted
         self._to = handing.to
         self._is_peer = not handing.to.startswith(_OPAQUE_PREFIX)  # (5)
         if hop is not None:
@@ -113,6 +117,26 @@ class PushEdge:
         return "" if self._handing is None or not self._is_peer else self._handing.header_text
 
     # An attempt.
+
+    async def written(self) -> None:
+        """Wait until the push may leave: until the record of its edge has lasted.
+
+        *Cancel safety*: if cancelled, the push is not sent.
+
+        *Raises*: `StoreLost` if a shared store does not write in time. The next attempt has a new edge.
+        """
+        handing = self._handing
+        if handing is None and self._is_withheld:
+            self._renew()
+            handing = self._handing
+        self._is_withheld = False
+        if handing is None or handing.is_written:
+            return
+        try:
+            await handing.written()
+        except BaseException:
+            self._handing, self._is_withheld = None, True
+            raise
 
     def begin(self) -> None:
         """Record that an attempt is about to be made."""
@@ -171,8 +195,16 @@ class PushEdge:
                     " opened: %s", self._to, error,
                 )  # fmt: skip
 
-    def relayed(self) -> None:
+    async def relayed(self) -> None:
         """Record that the user's own sender gets the push; where it sends the push is not known (5)."""
+        try:
+            await self.written()
+        except (
+            QuiesceError
+        ) as error:  # the sender is called once, and so gets the push all the same
+            _log.warning("a push is sent outside of its cascade: %s", error)
+            if self._hop is not None:
+                self._hop.untracked("push", self._to)
         if self._handing is not None:
             self._handing.answered(None)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.core import arguments
-from quiesce.errors import ArgumentError, UsageError
+from quiesce.errors import ArgumentError, QuiesceError, UsageError
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.push.push_lanes import DeliveryRules, Lanes
 from quiesce.integrations.a2a.push.push_outbox import (
@@ -174,6 +174,11 @@ class DurablePushSender:
 
     async def _hand_over(self, push: Push, edge: PushEdge, headers: dict[str, str]) -> None:
         """Post a push that is part of a cascade, and record the outcome at its edge."""
+        try:
+            await edge.written()
+        except QuiesceError as error:  # of a shared store
+            push.cascade = edge.header
+            raise NotTaken(str(error)) from error
         if edge.header:
             headers = {name: value for name, value in headers.items() if name.lower() != "cascade"}
             headers["Cascade"] = edge.header
@@ -218,7 +223,7 @@ class Relay:
 
     async def deliver_push(self, push: Push) -> None:
         if push.edge is not None:
-            push.edge.relayed()
+            await push.edge.relayed()
         try:
             if versions.FIRST:
                 await self._sender.send_notification(push.task_id, push.event)

@@ -289,7 +289,7 @@ class QuiescentRequestHandler:
     async def _accept(self, params: Any, context: Any) -> Scope:
         """Accept a message, which may be part of a cascade (4); return the scope that handles the message."""
         mesh = self._mesh
-        work = None if mesh is None else mesh.accept(params.message, context)
+        work = None if mesh is None else await mesh.accept(params.message, context)
         try:
             self._check_open()
             scope = await self._opened()
