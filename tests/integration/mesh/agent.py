@@ -309,7 +309,7 @@ class Agent:
         )  # fmt: skip
 
     async def tell_what_it_inherits(self, count: int) -> None:
-        """Tell what became of the cascades that another replica has begun, which is dead; until cancelled."""
+        """Wait for cascades that another replica has begun, which is dead, and write down what became of them."""
         assert self.node is not None
         while True:
             await asyncio.sleep(0.05)

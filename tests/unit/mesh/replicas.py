@@ -158,7 +158,7 @@ def replica_of(incarnation: str, agent: str = "a", **facts: Any) -> Replica:
     return Replica(incarnation=incarnation, agent=agent, name=incarnation, lease=10.0, **facts)
 
 
-def store_in(database: SqliteDatabase, own: str = "a1") -> SharedStore:
+def store_in(database: SqliteDatabase, own: str = "a1", *, within: float = 30.0) -> SharedStore:
     """Return a store that has not connected yet."""
     rows = RecordRows("a", own, lambda: 1000.0, lambda: 60.0)
-    return SharedStore(database, replica_of(own), rows, within=30.0)
+    return SharedStore(database, replica_of(own), rows, within=within)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from quiesce.mesh.protocol.facts import Begun
 from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.sqlite_database import SqliteDatabase
 from tests.loops import let_others_run
-from tests.unit.mesh.replicas import store_in
+from tests.unit.mesh.replicas import Gate, store_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,3 +95,44 @@ async def test_claims_that_wait_when_a_store_closes_end_with_it(tmp_path: Path) 
         assert await other.find("hop", [EDGE]) == {}
         assert [one.state for one in await other.replicas("a")] == ["left"]
         await other.close()
+
+
+def kept(kind: str) -> int:
+    """Return how many objects of a class there are."""
+    return sum(type(one).__name__ == kind for one in gc.get_objects())
+
+
+async def test_claims_are_not_kept_while_the_store_is_lost(tmp_path: Path) -> None:
+    """However many messages come and are refused meanwhile, no claim of them is left."""
+    store = store_in(SqliteDatabase(tmp_path / "rows.db"), within=0.001)
+    gc.collect()
+    before = kept("_Claim")
+    for number in range(10):  # nobody writes
+        with pytest.raises(StoreLost):
+            await store.claim(Begun(bytes([number]) * 16, CASCADE, "", None))
+    gc.collect()
+    assert kept("_Claim") <= before + 1  # that of the last error
+
+
+async def test_a_notice_that_is_asked_for_again_is_written_once(tmp_path: Path) -> None:
+    """Senders repeat themselves while the store is lost, and the memory does not grow by that."""
+    database = SqliteDatabase(tmp_path / "rows.db")
+    async with writing(database) as store:
+        for _ in range(5):
+            store.notify([Notice("b1", "cancel", EDGE)])
+        await store.written()
+        assert len(await database.notices(["b1"])) == 1
+
+
+async def test_a_close_says_that_records_were_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that does not answer keeps no process from its end, and the loss is in the log."""
+    monkeypatch.setattr("quiesce.mesh.store.shared_store._FLUSH_SECONDS", 0.05)
+    gate = Gate(tmp_path / "rows.db")
+    store = store_in(gate)
+    with anyio.fail_after(20):
+        async with store.opened():
+            gate.may_write = anyio.Event()
+            store.notify([Notice("b1", "cancel", EDGE)])
+    assert "has closed without writing its last records" in caplog.text
