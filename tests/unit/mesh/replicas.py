@@ -131,13 +131,17 @@ class Gate(SqliteDatabase):
         self.is_lost = False
         self.asks_for_owned = 0
         self.reads = 0
+        self.failures = 0
+        self.claimed: list[EdgeRow] = []
 
     async def apply(self, batch: Batch) -> dict[bytes, EdgeRow]:
         """Write, when the test lets it."""
         await self.may_write.wait()
         if self.is_lost:
+            self.failures += 1
             message = "the test has taken it away"
             raise StoreLost(message)
+        self.claimed += batch.claims
         return await super().apply(batch)
 
     async def owned(self, owner: str) -> list[EdgeRow]:

@@ -15,6 +15,7 @@ from quiesce.mesh.protocol.facts import Begun
 from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.sqlite_database import SqliteDatabase
 from tests.loops import let_others_run
+from tests.unit.mesh.meshing import until
 from tests.unit.mesh.replicas import Gate, store_in
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ BEGUN = Begun(EDGE, CASCADE, "", None)
 
 
 @asynccontextmanager
-async def writing(database: SqliteDatabase) -> AsyncIterator[SharedStore]:
+async def writing(database: SqliteDatabase, *, within: float = 30.0) -> AsyncIterator[SharedStore]:
     """Open a store that writes."""
-    store = store_in(database)
+    store = store_in(database, within=within)
     async with store.opened(), anyio.create_task_group() as group:
         group.start_soon(store.write)
         yield store
@@ -136,3 +137,19 @@ async def test_a_close_says_that_records_were_not_written(
             gate.may_write = anyio.Event()
             store.notify([Notice("b1", "cancel", EDGE)])
     assert "has closed without writing its last records" in caplog.text
+
+
+async def test_a_claim_that_was_given_up_does_not_show_when_the_store_is_back(
+    tmp_path: Path,
+) -> None:
+    """A message that was refused while the store was lost is never seen as one that somebody works on."""
+    gate = Gate(tmp_path / "rows.db")
+    gate.is_lost = True
+    async with writing(gate, within=0.05) as store:
+        with pytest.raises(StoreLost):
+            await store.claim(BEGUN)
+        before = gate.failures
+        await until(lambda: gate.failures > before + 1)
+        gate.is_lost = False
+        await until(lambda: store.error is None)
+        assert gate.claimed == []

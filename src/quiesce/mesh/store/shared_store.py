@@ -252,6 +252,7 @@ class SharedStore:
                     pause = _RETRY_FIRST
                 except StoreLost as error:
                     self._note_trouble(error)
+                    self._leave_out_abandoned()
                     await anyio.sleep(pause)
                     pause = min(2 * pause, _RETRY_MOST)
                 except ReplicaBuried as error:
@@ -285,6 +286,18 @@ class SharedStore:
         batch.handled, self._handled = self._handled, []
         self._collecting += 1
         return batch, claims
+
+    def _leave_out_abandoned(self) -> None:
+        """Leave claims that nobody waits for out of a change, if it is certain that nothing of it was written.
+
+        Else other replicas would see their rows for a moment, and say that somebody works on the messages.
+        """
+        if self._in_flight is not None and getattr(self.database, "rolls_back", False):
+            batch, claims = self._in_flight
+            for claim in [one for one in claims if one.is_abandoned]:
+                claims.remove(claim)
+                batch.claims.remove(claim.row)
+                self._decide(claim, None, is_written=False)
 
     def _decide(self, claim: _Claim, there: EdgeRow | None, *, is_written: bool = True) -> None:
         """End a claim, with the row that is there if it was lost."""
