@@ -55,8 +55,8 @@ help: ## List the targets
 # --- what a newcomer runs ---------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(DEMO_READY) ## Five A2A agents that hand work to each other, and when all of it has ended
-	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.mesh $(ARGS)
+demo: $(DEMO_READY) ## Five A2A agents that hand work to each other, and when all of it has ended (STORE=sqlite)
+	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.mesh $(if $(STORE),--store $(STORE)) $(ARGS)
 
 .PHONY: demo-losses
 demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with quiesce

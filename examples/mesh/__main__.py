@@ -75,14 +75,20 @@ def _kind(what: str) -> str:
     return first.rpartition(" ")[0] or first
 
 
-async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
+async def play(screen: Screen, names: Sequence[str], store: str) -> list[Outcome]:
     """Play the acts, one after the other, with the same five agents."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = f"sqlite://{folder}/mesh.db" if store == "sqlite" else store
+        return await _play(screen, names, Path(folder), shared)
+
+
+async def _play(screen: Screen, names: Sequence[str], folder: Path, store: str) -> list[Outcome]:
     outcomes = []
-    with tempfile.TemporaryDirectory() as folder, Stage(Path(folder)) as stage:
+    with Stage(folder, store) as stage:
         screen.say("Five A2A agents, each a process: planner, flights, hotel, bank, and a taxi")
         screen.say("that takes no part. You have no address: your receipts are asked for.\n")
         async with (
-            Node("you", store=Path(folder, "you.journal"), patience=PATIENCE) as node,
+            Node("you", store=store or folder / "you.journal", patience=PATIENCE) as node,
             node.client(trust_env=False, timeout=30) as client,
         ):
             for url in stage.urls.values():  # their start is not measured
@@ -119,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(end, signal.default_int_handler)
     while True:
         try:
-            outcomes = anyio.run(play, screen, options.act)
+            outcomes = anyio.run(play, screen, options.act, options.store)
         except KeyboardInterrupt:
             print("\nended; the agents have ended, too", file=sys.stderr)
             return 130
@@ -152,6 +158,11 @@ def _parser() -> argparse.ArgumentParser:
     names = [act.__name__ for act in ACTS]
     parser.add_argument("--once", action="store_true", help="play it once, and ask nothing")
     parser.add_argument("--json", action="store_true", help="print what was seen as JSON")
+    parser.add_argument(
+        "--store", default="", metavar="STORE",
+        help="the store that all agents share: `sqlite` for a file made for the demo, or an address like"
+        " postgresql://… or nats://… of a server that runs (default: each agent has a file of its own)",
+    )  # fmt: skip
     parser.add_argument(
         "--act", action="append", choices=names, default=[], help="play only this act (repeatable)"
     )

@@ -115,7 +115,7 @@ def main(path: str, name: str, listener: int) -> None:
     node = Node(
         name,
         url=urls[name],
-        store=folder / f"{name}.journal",
+        store=config["store"] or folder / f"{name}.journal",
         peers=[url for other, url in urls.items() if other != config["legacy"]],
         patience=PATIENCE,
     )

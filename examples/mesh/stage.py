@@ -31,9 +31,10 @@ class Work:
 class Stage:
     """Five agents, from start to end."""
 
-    def __init__(self, folder: Path) -> None:
-        """Choose an address for each agent."""
+    def __init__(self, folder: Path, store: str = "") -> None:
+        """Choose an address for each agent. `store` is shared by all; without it each has a file of its own."""
         self._folder = folder
+        self._store = store
         self._listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in NAMES}
         self.urls = {
             name: f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -46,6 +47,7 @@ class Stage:
         """Start all of them."""
         config = {
             "folder": str(self._folder),
+            "store": self._store,
             "urls": self.urls,
             "legacy": LEGACY,
             "webhook_seconds": WEBHOOK_SECONDS,
