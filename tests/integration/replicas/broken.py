@@ -36,15 +36,6 @@ def the_stopped_are_dead() -> None:
     _replace("replica_watch.proof_of_death", proof)
 
 
-def receipts_go_nowhere() -> None:
-    """Forget receipts for messages that another replica has sent, instead of passing them to it."""
-
-    def notify(self: Any, notices: Any) -> None:
-        """Do nothing."""
-
-    _replace("shared_store.SharedStore.notify", notify)
-
-
 def _replace(where: str, by: object) -> None:
     mock.patch(f"quiesce.mesh.store.{where}", by).start()
 
@@ -53,6 +44,5 @@ WAYS: dict[str, Callable[[], None]] = {
     "claims": claims_always_win,
     "heirs": nobody_inherits,
     "proofs": the_stopped_are_dead,
-    "notices": receipts_go_nowhere,
 }
 """By the name of `--mutant`, what breaks the library."""
