@@ -25,6 +25,7 @@ import httpx
 import uvicorn
 
 import quiesce
+from quiesce.errors import StoreLost
 from quiesce.mesh import CascadeCancelled, Node, Patience, current_hop
 from quiesce.mesh.transport.http_transport import HttpTransport
 from tests.integration.mesh.orders import Orders
@@ -91,6 +92,8 @@ class Agent:
         self.log = Log(1, config.name)
         self.ways = Ways()
         self.journal = Path(config.folder, f"{config.name}.journal")
+        if config.store:
+            self.journal = Path(f"{config.store.removeprefix('sqlite://')}-wal")
         self.seconds_ahead = 0.0
         self.tasks: set[asyncio.Task[Any]] = set()
         headers = {"X-From": config.name}
@@ -180,7 +183,7 @@ class Agent:
                 await asyncio.to_thread(self.post_here, cascade, plan)
             else:
                 await self.post(self.client, cascade, plan)
-        except (httpx.HTTPError, _Unanswered) as error:
+        except (httpx.HTTPError, StoreLost, _Unanswered) as error:
             self.log.write("unanswered", cascade=cascade, hop=plan.hop, why=type(error).__name__)
             return False
         return True
@@ -305,6 +308,15 @@ class Agent:
             at=min(now, made._ended_at), counts=counts, missing=_missing(full),
         )  # fmt: skip
 
+    async def tell_what_it_inherits(self, count: int) -> None:
+        """Wait for cascades that another replica has begun, which is dead, and write down what became of them."""
+        assert self.node is not None
+        while True:
+            await asyncio.sleep(0.05)
+            for cascade in self.node.recovered[count:]:
+                self.keep(self.tell(cascade))
+            count = len(self.node.recovered)
+
     def keep(self, work: Any, *, outside: bool = False) -> asyncio.Task[None]:
         """Start something that is no part of a cascade."""
         context = _NOWHERE.copy() if outside else None
@@ -335,6 +347,8 @@ class Agent:
             if self.node is not None:
                 for cascade in self.node.recovered:
                     self.keep(self.tell(cascade))
+                if self.config.is_one_of_many:
+                    self.keep(self.tell_what_it_inherits(len(self.node.recovered)), outside=True)
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})

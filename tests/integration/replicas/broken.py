@@ -21,7 +21,7 @@ def claims_always_win() -> None:
 def nobody_inherits() -> None:
     """Leave the work of a dead replica to nobody."""
 
-    async def look(_: Any) -> None:
+    async def look(_: Any, **__: Any) -> None:
         """Do nothing."""
 
     _replace("replica_watch.ReplicaWatch.look", look)
@@ -30,19 +30,10 @@ def nobody_inherits() -> None:
 def the_stopped_are_dead() -> None:
     """Believe that a replica without heartbeats is dead."""
 
-    def proof(other: Any, own: Any) -> str:
+    def proof(other: Any, own: Any, **_: Any) -> str:
         return "" if other.incarnation == own.incarnation or other.age < other.lease else "late"
 
     _replace("replica_watch.proof_of_death", proof)
-
-
-def receipts_go_nowhere() -> None:
-    """Forget receipts for messages that another replica has sent, instead of passing them to it."""
-
-    def notify(self: Any, notices: Any) -> None:
-        """Do nothing."""
-
-    _replace("shared_store.SharedStore.notify", notify)
 
 
 def _replace(where: str, by: object) -> None:
@@ -53,6 +44,5 @@ WAYS: dict[str, Callable[[], None]] = {
     "claims": claims_always_win,
     "heirs": nobody_inherits,
     "proofs": the_stopped_are_dead,
-    "notices": receipts_go_nowhere,
 }
 """By the name of `--mutant`, what breaks the library."""

@@ -43,6 +43,11 @@ class Group:
             self.replicas.append(one)
 
     @property
+    def is_single(self) -> bool:
+        """Whether there is one replica, which finds its cascades by its name."""
+        return len(self.replicas) == 1
+
+    @property
     def busy(self) -> asyncio.Lock:
         """The lock of the first replica, which begins cascades."""
         return self.replicas[0].busy
@@ -69,17 +74,19 @@ class ReplicaRig(Rig):
     agents: dict[str, Group]  # type: ignore[assignment]  # each has what a process has for the rig
 
     def __init__(self, folder: Path, mix: Mix, store: str, count: int, mutant: str) -> None:
-        """Describe it; `count` replicas for each agent, but the beginners of cascades."""
+        """Describe it; `count` replicas for each agent."""
         super().__init__(folder, mix, PATIENCE | {"give_up": 60.0}, mutant=mutant)
         self.is_sqlite = store == "sqlite"
         self.store = f"sqlite://{folder / 'mesh.db'}" if self.is_sqlite else store
         self.count = count
+        self.beginners = 1  # replicas of `home`, which begin cascades
+        self.lock_seconds = 0.0  # how long a stranger has the write lock of the store in each wave
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Rig]:
         """Start all, and end all: by SIGTERM, which they have to heed."""
         for name in STARTERS:
-            self.agents[name] = Group(self, name, 1)
+            self.agents[name] = Group(self, name, self.beginners if name == "home" else 1)
         for name in self.mix.agents:
             self.agents[name] = Group(self, name, self.count)
         self.client = httpx.AsyncClient(timeout=30.0)
@@ -87,7 +94,7 @@ class ReplicaRig(Rig):
             async with asyncio.TaskGroup() as group:
                 for agent in self.agents.values():
                     for one in agent.replicas:
-                        named = agent.name in STARTERS or one is not agent.replicas[0]
+                        named = agent.is_single or one is not agent.replicas[0]
                         group.create_task(agent.start(one, is_named=named))
             yield self
             await self._end(signal.SIGTERM)
@@ -122,11 +129,15 @@ class ReplicaRig(Rig):
         rng = random.Random(f"{self.mix.seed}/{wave.number}/{fault.at}")  # noqa: S311 - not for secrets
         agent = self.agents[fault.agent]
         one = rng.choice(agent.replicas)
-        named = fault.agent in STARTERS or rng.random() < 0.5
+        named = agent.is_single or rng.random() < 0.5
         async with one.busy:
             begin = time.monotonic()
             if fault.kind == "stop":
                 await self._stop_for_a_while(one, fault, told)
+            elif fault.kind == "full":
+                await one.obeys("full", bytes=fault.amount)
+                await self._last(fault, told)
+                await one.obeys("room")
             else:
                 await one.stop(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
                 await self._last(fault, told)
@@ -134,3 +145,25 @@ class ReplicaRig(Rig):
         what = f"{one.label}, {'its name' if named else 'no name'}"
         facts = asdict(fault) | {"from": begin, "to": time.monotonic(), "wave": wave.number}
         self.log.write("fault", **facts | {"detail": what})
+
+    async def run(self, wave: Wave) -> None:
+        """Run a wave, with a stranger who has locked the store for a while."""
+        async with asyncio.TaskGroup() as group:
+            if self.lock_seconds:
+                group.create_task(self._lock())
+            await super().run(wave)
+
+    async def _lock(self) -> None:
+        await asyncio.sleep(0.3)
+        begin = time.monotonic()
+        with contextlib.closing(sqlite3.connect(self.folder / "mesh.db", timeout=30)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            await asyncio.sleep(self.lock_seconds)
+        facts = {"kind": "refuse", "pair": None, "hop": "", "from": begin, "to": time.monotonic()}
+        for agent in self.agents:
+            self.log.write("fault", **facts | {"agent": agent})
+
+    def recovered(self, starter: str, ids: list[str]) -> None:
+        """Stop waiting for cascades that a beginner has not begun, unless another replica of it may have them."""
+        if self.agents[starter].is_single:
+            super().recovered(starter, ids)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.integration.mesh.judge import Judgement
 
 FAULTS: tuple[plans.FaultKind, ...] = (
-    "kill", "kill", "term", "stop", "copy", "repeat", "lose", "gateway", "cut", "hang", "slow",
+    "kill", "kill", "term", "stop", "copy", "repeat", "lose", "gateway", "cut", "hang", "slow", "full",
 )  # fmt: skip
 _LINGER_SECONDS = 2.5  # more than the longest delay of a copy
 _LATE_SECONDS = 15.0  # from the true end to the verdict, where no fault was
@@ -35,6 +35,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=20, help="cascades at once")
     parser.add_argument("--agents", type=int, default=3, help="that take part")
     parser.add_argument("--replicas", type=int, default=3, help="of each agent")
+    parser.add_argument("--beginners", type=int, default=1, help="replicas that begin cascades")
+    parser.add_argument("--lock-seconds", type=float, default=0.0, help="of the store, per wave")
     parser.add_argument("--faults", default="all", help=f"of {','.join(FAULTS)}; none; all")
     parser.add_argument("--fault-share", type=float, default=0.8, help="of the waves")
     parser.add_argument("--faults-most", type=int, default=3, help="in a wave")
@@ -45,7 +47,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--store", default="sqlite", help="sqlite, or an address")
     parser.add_argument("--mutant", default="", help="how the agents are broken: see broken.py")
-    parser.add_argument("--verdict-seconds", type=float, default=60.0, help="for each wave")
+    parser.add_argument("--verdict-seconds", type=float, default=40.0, help="for each wave")
     parser.add_argument("--seconds", type=float, default=3000.0, help="begin no wave after these")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", type=Path, help="keep the log and the store here")
@@ -78,6 +80,7 @@ async def run(chosen: argparse.Namespace, mix: plans.Mix, folder: Path) -> Judge
 
     mesh = ReplicaRig(folder, mix, chosen.store, chosen.replicas, chosen.mutant)
     mesh.verdict_seconds = chosen.verdict_seconds
+    mesh.beginners, mesh.lock_seconds = chosen.beginners, chosen.lock_seconds
     begin = time.monotonic()
     count = -(-chosen.cascades // mix.width)
     async with mesh.running():

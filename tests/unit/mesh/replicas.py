@@ -131,13 +131,17 @@ class Gate(SqliteDatabase):
         self.is_lost = False
         self.asks_for_owned = 0
         self.reads = 0
+        self.failures = 0
+        self.claimed: list[EdgeRow] = []
 
     async def apply(self, batch: Batch) -> dict[bytes, EdgeRow]:
         """Write, when the test lets it."""
         await self.may_write.wait()
         if self.is_lost:
+            self.failures += 1
             message = "the test has taken it away"
             raise StoreLost(message)
+        self.claimed += batch.claims
         return await super().apply(batch)
 
     async def owned(self, owner: str) -> list[EdgeRow]:
@@ -158,7 +162,7 @@ def replica_of(incarnation: str, agent: str = "a", **facts: Any) -> Replica:
     return Replica(incarnation=incarnation, agent=agent, name=incarnation, lease=10.0, **facts)
 
 
-def store_in(database: SqliteDatabase, own: str = "a1") -> SharedStore:
+def store_in(database: SqliteDatabase, own: str = "a1", *, within: float = 30.0) -> SharedStore:
     """Return a store that has not connected yet."""
     rows = RecordRows("a", own, lambda: 1000.0, lambda: 60.0)
-    return SharedStore(database, replica_of(own), rows, within=30.0)
+    return SharedStore(database, replica_of(own), rows, within=within)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -78,9 +79,9 @@ class SharedStore:
         self.has_stopped: Callable[[], bool] = lambda: False
         """Whether no work of this incarnation runs any more; set by the node."""
         self._within = within
-        self._claims: deque[_Claim] = deque()
+        self._claims: dict[_Claim, None] = {}  # that no change has yet, oldest first
         self._claiming: dict[bytes, _Claim] = {}
-        self._notices: list[Notice] = []
+        self._notices: dict[Notice, None] = {}  # each once, however often it is asked for
         self._handled: list[int] = []
         self._work = anyio.Event()
         # The number of the change that is being collected, and of the last one that was written.
@@ -100,7 +101,7 @@ class SharedStore:
 
     def notify(self, notices: Iterable[Notice]) -> None:
         """Write notices to other replicas, soon."""
-        self._notices += notices
+        self._notices.update(dict.fromkeys(notices))
         self.ring()
 
     def handled(self, numbers: Iterable[int]) -> None:
@@ -174,7 +175,7 @@ class SharedStore:
             if self._has_left:
                 raise self._closing()
             claim = self._claiming[key] = _Claim(self.rows.claim_of(record))
-            self._claims.append(claim)
+            self._claims[claim] = None
             self.ring()
             try:
                 await claim.done.wait()
@@ -189,7 +190,10 @@ class SharedStore:
     def _abandon(self, claim: _Claim) -> None:
         """Return a claim to all when it is won, or now if it was won in this step (3)."""
         claim.is_abandoned = True
-        if claim.is_won and claim.row.state == "open":
+        if claim in self._claims:  # while the store is lost, there may be many
+            del self._claims[claim]
+            self._decide(claim, None, is_written=False)
+        elif claim.is_won and claim.row.state == "open":
             self.rows.give_back(claim.row)
             self.ring()
 
@@ -208,8 +212,10 @@ class SharedStore:
             try:
                 yield
             finally:
-                with anyio.move_on_after(_FLUSH_SECONDS, shield=True):
+                with anyio.move_on_after(_FLUSH_SECONDS, shield=True) as flush:
                     await self._leave()
+                if flush.cancelled_caught:
+                    self._tell_unwritten(f"the store has not answered for {_FLUSH_SECONDS:g} s")
         finally:
             with anyio.CancelScope(shield=True):  # bounded by the database
                 await self.database.close()
@@ -228,8 +234,11 @@ class SharedStore:
                 why = "it has closed, while messages that it has sent were open"
                 await self.database.end(self.replica.incarnation, is_dead=True, why=why)
         except (StoreLost, ReplicaBuried) as error:
-            text = "replica %s of %r has closed without writing its last records: %s"
-            logger.error(text, self.replica.name, self.replica.agent, error)
+            self._tell_unwritten(str(error))
+
+    def _tell_unwritten(self, why: str) -> None:
+        text = "replica %s of %r has closed without writing its last records: %s"
+        logger.error(text, self.replica.name, self.replica.agent, why)
 
     async def write(self) -> None:
         """Write all changes as they come, until cancelled."""
@@ -243,6 +252,7 @@ class SharedStore:
                     pause = _RETRY_FIRST
                 except StoreLost as error:
                     self._note_trouble(error)
+                    self._leave_out_abandoned()
                     await anyio.sleep(pause)
                     pause = min(2 * pause, _RETRY_MOST)
                 except ReplicaBuried as error:
@@ -265,20 +275,29 @@ class SharedStore:
 
     def _collect(self) -> tuple[Batch, list[_Claim]]:
         batch = Batch(self.replica.incarnation)
-        claims = [self._claims.popleft() for _ in range(min(len(self._claims), _CLAIMS_MAX))]
-        for claim in list(claims):
-            if claim.is_abandoned:  # before it was written
-                claims.remove(claim)
-                self._decide(claim, None, is_written=False)
-            elif self.rows.is_given_back(claim.row.key):  # this change removes the row first
-                claims.remove(claim)
-                self._claims.append(claim)
+        # This change removes the row of a message that was given back, before it can be claimed again.
+        free = (one for one in self._claims if not self.rows.is_given_back(one.row.key))
+        claims = list(islice(free, _CLAIMS_MAX))
+        for claim in claims:
+            del self._claims[claim]
         batch.claims = [claim.row for claim in claims]
         self.rows.take_changes(batch)
-        batch.notices, self._notices = self._notices, []
+        batch.notices, self._notices = list(self._notices), {}
         batch.handled, self._handled = self._handled, []
         self._collecting += 1
         return batch, claims
+
+    def _leave_out_abandoned(self) -> None:
+        """Leave claims that nobody waits for out of a change, if it is certain that nothing of it was written.
+
+        Else other replicas would see their rows for a moment, and say that somebody works on the messages.
+        """
+        if self._in_flight is not None and getattr(self.database, "rolls_back", False):
+            batch, claims = self._in_flight
+            for claim in [one for one in claims if one.is_abandoned]:
+                claims.remove(claim)
+                batch.claims.remove(claim.row)
+                self._decide(claim, None, is_written=False)
 
     def _decide(self, claim: _Claim, there: EdgeRow | None, *, is_written: bool = True) -> None:
         """End a claim, with the row that is there if it was lost."""

@@ -70,6 +70,9 @@ class SqliteDatabase:
         syncs: Whether each change waits for the disk, so that it survives a loss of power.
     """
 
+    rolls_back = True
+    """Whether nothing of a change is there after `StoreLost`."""
+
     def __init__(self, path: str | os.PathLike[str], *, syncs: bool = False) -> None:
         """Describe the file; `open` makes it."""
         self._path = Path(path).absolute()
