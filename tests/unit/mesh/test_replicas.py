@@ -209,3 +209,15 @@ async def test_a_message_is_not_sent_before_its_record_has_lasted(tmp_path: Path
                     _ = handing.header
                 handing.not_sent()
         assert isinstance(await cascade.settled(30), Settled)
+
+
+async def test_an_old_process_does_not_bury_the_one_that_took_its_name(tmp_path: Path) -> None:
+    """It may run on for a moment after the start of the new one, and look after the others."""
+    async with town(tmp_path) as here:
+        old, new = await here.add("b", replica="b-0"), await here.add("b", replica="b-0")
+        assert old.opened.shared is not None
+        await old.opened.shared.watch.look()
+        assert new.opened.shared is not None
+        await new.opened.shared.store.database.beat(new.opened.shared.store.replica.incarnation)
+        await until(lambda: not old.health.ok)
+        assert new.health.ok

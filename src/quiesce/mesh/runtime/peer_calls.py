@@ -35,13 +35,7 @@ from quiesce.mesh.runtime.unposted import Receipts, Untold, not_posted
 from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
 from quiesce.mesh.transport.call_bodies import CallBodies
 from quiesce.mesh.transport.links import Links
-from quiesce.mesh.transport.node_transport import (
-    PROBE,
-    RECEIPTS,
-    Memory,
-    NoMesh,
-    no_mesh,
-)
+from quiesce.mesh.transport.node_transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -251,9 +245,7 @@ class PeerCalls:
             self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
             for edge in doubted:
-                if known.is_taken(
-                    edge
-                ):  # its answer was lost, and may have said that no receipt will be posted
+                if known.is_taken(edge):  # its lost answer may have said that no receipt is posted
                     self.pull(edge, call.to)
         self._opened.try_to_commit()
 
@@ -351,8 +343,12 @@ class PeerCalls:
         if call.wait and not call.receipts and self._waiting < _POLLS_MAX:
             edges = [edge for edge, answer in reply.answers if answer.kind == "working"]
             if edges and len(edges) == len(call.asks):
-                await self._change(list(map(self._opened.name_of, edges)), call.wait)
-                reply = await self._reply(call, caller)
+                change = partial(self._change, list(map(self._opened.name_of, edges)))
+                if self._opened.shared is not None:
+                    reply = await self._opened.shared.answer_later(call, caller, change)
+                else:
+                    await change(call.wait)
+                    reply = await self._reply(call, caller)
         return codec.reply_body(reply)
 
     async def _reply(self, call: NodeCall, caller: str) -> NodeReply:
@@ -481,6 +477,10 @@ class PeerCalls:
             self._is_over = True
             self.end_polls()
             self.bodies.end()
+
+    def ends_polls(self) -> bool:
+        """Return whether questions are answered at once, because the node or its server ends."""
+        return self._is_over or self.is_told_to_end()
 
     def end_polls(self) -> None:
         """Wake all waiting questions, so that each checks again whether it can be answered."""

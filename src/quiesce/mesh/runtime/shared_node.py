@@ -12,12 +12,12 @@ passed to their owner. Rules:
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
-from quiesce.errors import JournalBroken, PeerLost, QuiesceError, ReplicaBuried
+from quiesce.errors import EdgeRefused, JournalBroken, PeerLost, QuiesceError, ReplicaBuried
 from quiesce.mesh.protocol.facts import (
     NEVER,
     NOT_NOW,
@@ -25,11 +25,12 @@ from quiesce.mesh.protocol.facts import (
     WORKING,
     Answer,
     Begun,
+    Closed,
     EdgeClosed,
     Over,
 )
 from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
-from quiesce.mesh.protocol.receipt import pack, unpack
+from quiesce.mesh.protocol.receipt import edge_key, pack, unpack
 from quiesce.mesh.protocol.scheduler import NodeReply
 from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked
 from quiesce.mesh.runtime.node_events import ReplicaGone, ReplicaJoined
@@ -48,7 +49,7 @@ from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.shared_store import SharedStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.protocol.facts import Record
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from quiesce.mesh.store.rows import EdgeRow, Replica
 
 __all__: list[str] = []
+
+_LOOK_SECONDS = 0.5  # between looks at the rows of others, for a question that waits
 
 
 class SharedNode:
@@ -119,6 +122,13 @@ class SharedNode:
         for record in records:
             if isinstance(record, Over | EdgeClosed) and record.edge not in hops:
                 self.names.drop(record.edge)
+            elif isinstance(record, Closed):
+                self._closed(record)
+
+    def rode(self, edge: bytes, answer: Answer) -> None:
+        """Record that an answer has carried a receipt, so that the hop is over, if it had one."""
+        if answer.receipt is not None:
+            self.add([Over(edge, pack(answer.receipt))])
 
     # Messages (1).
 
@@ -139,6 +149,10 @@ class SharedNode:
                 row = await self._claim(named, why_not, caller)
                 self.names.keep(handed.edge)  # a copy that was refused has dropped it
             return opened.accept_arrival(named, why_not, caller)
+        except EdgeRefused:
+            if self._engine.detector.knows(edge):
+                await self.store.written()  # what the refusal says
+            raise
         finally:
             if edge not in self._engine.known.hop_records:
                 self.names.drop(edge)
@@ -234,6 +248,19 @@ class SharedNode:
         self._notify_senders(rows, receipts)
         return set(rows)
 
+    def _closed(self, record: Closed) -> None:
+        """Notify the sender of a hop that has closed, if no receipt is posted to it, and it shares this store."""
+        hop = self._engine.known.hop_records.get(record.edge)
+        if hop is not None and hop.reply is None and hop.is_answered and not hop.is_root:
+            self._opened.exchange.service("notify a sender", self._notify_sender, record)
+
+    async def _notify_sender(self, record: Closed) -> None:
+        with suppress(QuiesceError):  # else the sender hears of it when it asks
+            receipt = unpack(record.packed)
+            self._notify_senders(
+                await self.store.find("sent", [record.edge]), {record.edge: receipt}
+            )
+
     def _notify_senders(self, rows: dict[bytes, EdgeRow], receipts: dict[bytes, Receipt]) -> None:
         own = self.store.replica.incarnation
         self.store.notify(
@@ -241,6 +268,27 @@ class SharedNode:
             for edge, row in rows.items()
             if row.state == "open" and row.owner != own
         )
+
+    async def answer_later(
+        self, call: NodeCall, caller: str, change: Callable[[float], Awaitable[None]]
+    ) -> NodeReply:
+        """Answer a waiting question after a change of its edges.
+
+        Args:
+            call: The question.
+            caller: The address that it comes from.
+            change: A function that waits for a change in this replica, at most for some seconds.
+        """
+        exchange, knows = self._opened.exchange, self._engine.detector.knows
+        until = self._opened.clock() + call.wait
+        is_here = all(knows(edge_key(edge)) for edge, _ in call.asks)
+        while True:
+            left = until - self._opened.clock()
+            await change(left if is_here else min(left, _LOOK_SECONDS))
+            reply = await self.answer_call(call, caller)
+            is_news = any(answer.kind != "working" for _, answer in reply.answers)
+            if is_here or is_news or exchange.ends_polls() or self._opened.clock() >= until:
+                return reply
 
     # Calls to other nodes.
 
