@@ -296,8 +296,7 @@ class Scope(TreeNode):
         report = scope.from_thread(scope.aclose, cleanup=5).result()
         ```
 
-        The thread gets the result or the error from the future. Once the closing has begun, the future of an async
-        function gets `ScopeClosed`, as `spawn` raises it; methods of a scope, such as `drain`, may still be called.
+        Once the closing has begun, the future of an async function gets `ScopeClosed`; methods of a scope still run.
 
         *Raises*: `ScopeClosed` if the event loop has ended; `UsageError` in the loop's thread.
         """

@@ -33,7 +33,7 @@ def _show(found: Any, text: str, *, as_json: bool) -> None:
 
 
 async def _init(options: argparse.Namespace) -> int:
-    async with Ledger(options.store) as ledger:
+    async with Ledger(options.store, makes=True) as ledger:
         _say(f"{ledger.label}: ready")
     return OK
 
@@ -77,8 +77,11 @@ async def _frontier(options: argparse.Namespace) -> int:
 
 
 async def _bury(options: argparse.Namespace) -> int:
-    if await Ledger(options.store).bury(options.incarnation, options.why):
-        _say(f"{options.incarnation} is declared dead: another replica of its agent takes over")
+    ledger = Ledger(options.store)
+    if await ledger.bury(options.incarnation, options.why, force=options.force):
+        _say(
+            f"{options.incarnation} is declared dead: a replica of its agent takes over, as soon as one runs"
+        )
         return OK
     sys.stderr.write(
         f"{options.incarnation} is not alive in the store: `replicas` lists the incarnations and their states\n"
@@ -134,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     bury = add("bury", _bury, "Declare a replica dead, because you know that its process has ended")
     bury.add_argument("incarnation", help="as `replicas` lists it")
     bury.add_argument("--why", required=True, help="how you know it; it is kept in the store")
+    bury.add_argument("--force", action="store_true", help="also if it was heard of in its lease")
     add("prune", _prune, "Remove rows that are not needed any more (nodes do this, too)")
     add("doctor", _doctor, "Say what is wrong with the store and its replicas, and what to do")
     return parser

@@ -71,9 +71,10 @@ class Ledger:
 
     Args:
         store: The address of the store, as the nodes have it.
+        makes: Whether to make the file of the store if it does not exist.
     """
 
-    def __init__(self, store: str | Database) -> None:
+    def __init__(self, store: str | Database, *, makes: bool = False) -> None:
         """Describe the store; nothing is opened."""
         journal, database = store_of(store, durability="process")
         if database is None:
@@ -85,6 +86,7 @@ class Ledger:
             raise ArgumentError(message)
         self._store = store
         self._database = database
+        self._makes = makes
         self._users = 0
         self._stack = AsyncExitStack()
 
@@ -105,6 +107,7 @@ class Ledger:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Database]:
         if not self._users:
+            self._check_is_there()
             await self._database.open()
         self._users += 1
         try:
@@ -119,6 +122,16 @@ class Ledger:
     def label(self) -> str:
         """The address, without credentials."""
         return self._database.label
+
+    def _check_is_there(self) -> None:
+        """Raise `UsageError` if the store is a file that does not exist: a reader does not make one."""
+        path = getattr(self._database, "path", None)
+        if path is not None and not path.exists() and not self._makes:
+            message = (
+                f"there is no store at {self.label}: check the path, or make the store with `python -m quiesce.mesh init"
+                f" {self.label}`"
+            )
+            raise UsageError(message)
 
     # Verdicts.
 
@@ -247,18 +260,28 @@ class Ledger:
         async with self._connected() as database:
             return await database.replicas()
 
-    async def bury(self, incarnation: str, why: str) -> bool:
+    async def bury(self, incarnation: str, why: str, *, force: bool = False) -> bool:
         """Declare a replica dead, because you know that its process has ended. Return False if it was not alive.
+
+        A replica whose lease is not over is refused, unless `force` is set.
 
         Another replica of its agent takes over. If the process is still running, its work may go on unseen: a verdict
         may then say that the work is lost while it still runs.
 
         *Cancel safety*: if cancelled, the replica may be declared dead.
 
-        *Raises*: `StoreLost`.
+        *Raises*: `UsageError` if the replica was heard of in its lease; `StoreLost`.
         """
         reason = f"an operator says so: {arguments.name('why', why)}"
         async with self._connected() as database:
+            for one in await database.replicas():
+                is_heard = one.state == "alive" and one.age < one.lease
+                if one.incarnation == incarnation and is_heard and not force:
+                    message = (
+                        f"replica {one.name} of {one.agent} was heard of {one.age:.0f} s ago, so it runs: end its process"
+                        f" first, and wait {one.lease:g} s"
+                    )
+                    raise UsageError(message)
             return await database.end(incarnation, is_dead=True, why=reason)
 
     async def complaints(self) -> list[str]:
@@ -270,6 +293,8 @@ class Ledger:
         """
         async with self._connected() as database:
             replicas = await database.replicas()
+            dead = [one.incarnation for one in replicas if one.state == "dead"]
+            with_work = {incarnation for incarnation in dead if await database.owned(incarnation)}
         alive = {one.incarnation for one in replicas if one.state == "alive"}
         found: list[str] = []
         for one in replicas:
@@ -279,7 +304,7 @@ class Ledger:
                     f"{name} was not heard of for {one.age:.0f} s, and it is not proven that it has ended. Start the same"
                     " replica again. If you know that its process has ended, bury it"
                 )
-            elif one.state == "dead" and one.heir not in alive:
+            elif one.incarnation in with_work and one.heir not in alive:
                 found.append(
                     f"{name} is dead ({one.why}), and no replica has taken over. Start a replica of {one.agent}"
                 )
@@ -307,7 +332,12 @@ async def _is_orphan(database: Database, root: EdgeRow) -> bool:
     """Return whether no replica can go on with a cascade, and it is proven that its own process will not."""
     replicas = await database.replicas(root.agent)
     own = this_replica("", None, lease=1.0, fences=False)
-    living = [one for one in replicas if one.state == "alive" and not proof_of_death(one, own)]
+    living = [
+        one
+        for one in replicas
+        if one.state == "alive"
+        and not proof_of_death(one, own, is_one_machine=database.is_one_machine)
+    ]
     return not living and bool(replicas)
 
 

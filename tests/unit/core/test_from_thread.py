@@ -134,10 +134,11 @@ async def test_a_call_that_is_under_way_when_the_loop_ends_ends_with_it(other: s
         await anyio.sleep_forever()
 
     async def elsewhere() -> None:
-        async with Scope("short") as scope:
-            scopes.append(scope)
-            ready.set()
-            await anyio.to_thread.run_sync(begun.wait, PATIENCE_SECONDS)
+        scope = await Scope.open("short")
+        scopes.append(scope)
+        ready.set()
+        await anyio.to_thread.run_sync(begun.wait, PATIENCE_SECONDS)
+        await scope.aclose()
 
     with thread(lambda: anyio.run(elsewhere, backend=other)):
         assert ready.wait(PATIENCE_SECONDS)

@@ -96,8 +96,8 @@ async def test_a_dead_root_has_a_verdict(tmp_path: Path) -> None:
             await has_begun.wait()
             (own,) = [one for one in await ledger.replicas() if one.agent == "a"]
             here.replicas["a"].clear()
-            assert await ledger.bury(own.incarnation, "it was unplugged")
-            assert not await ledger.bury(own.incarnation, "again")
+            assert await ledger.bury(own.incarnation, "it was unplugged", force=True)
+            assert not await ledger.bury(own.incarnation, "again", force=True)
             assert isinstance(await ledger.settled(cascade.id, 0.3), Unknown)
             done.set()
             verdict = await ledger.settled(cascade.id, 30)

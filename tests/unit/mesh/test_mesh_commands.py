@@ -63,10 +63,13 @@ async def test_a_replica_is_buried_by_an_operator(tmp_path: Path) -> None:
     async with town(tmp_path) as here:
         await here.add("a", lease_seconds=600.0)
         (own,) = await Ledger(here.store).replicas()
-        code, out, _ = await command("bury", here.store, own.incarnation, "--why", "unplugged")
-        assert (code, "is declared dead" in out) == (0, True)
-        code, out, _ = await command("doctor", here.store)
-        assert (code, "is dead (an operator says so: unplugged)" in out) == (1, True)
+        code, _, error = await command("bury", here.store, own.incarnation, "--why", "unplugged")
+        assert (code, "so it runs: end its process first" in error) == (2, True)
+        async with (await here.add("a")).cascade("open") as cascade:
+            assert cascade.id
+            bury = ("bury", here.store, own.incarnation, "--why", "unplugged", "--force")
+            code, out, _ = await command(*bury)
+            assert (code, "is declared dead" in out) == (0, True)
         code, _, error = await command("bury", here.store, own.incarnation, "--why", "again")
         assert (code, "is not alive in the store" in error) == (2, True)
 
@@ -79,6 +82,7 @@ async def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     for arguments in (
         ("list", str(tmp_path / "a.journal")),
         ("list", f"sqlite://{tmp_path / 'none' / 'mesh.db'}"),
+        ("doctor", f"sqlite://{tmp_path / 'none.db'}"),
         ("settled", store, "0" * 32),
         ("settled", store, "trip"),
     ):

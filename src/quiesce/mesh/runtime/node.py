@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
+_LEASE_MIN = 2.0  # seconds, with a fence
+
 
 class Node:
     """One agent's part in the mesh.
@@ -159,6 +161,12 @@ class Node:
             message = (
                 f"node {self.name!r} has {option} but no shared store, so it is one process: give it store=, such as"
                 f" sqlite:///path, or leave {option} out"
+            )
+            raise ArgumentError(message)
+        if self.fence and self.lease_seconds < _LEASE_MIN:
+            message = (
+                f"lease_seconds must be at least {_LEASE_MIN:g} with fence=True, not {self.lease_seconds:g}: the kernel ends"
+                " the process if no heartbeat is written in that time"
             )
             raise ArgumentError(message)
         if self.database is not None and on_trouble == "serve":

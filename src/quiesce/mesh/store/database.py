@@ -35,6 +35,10 @@ class Database(Protocol):
     def label(self) -> str:
         """The address for messages, without credentials."""
 
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether only processes of one machine can use the store."""
+
     async def open(self) -> None:
         """Connect, and make the tables if there are none.
 

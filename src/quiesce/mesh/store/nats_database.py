@@ -95,6 +95,11 @@ class NatsDatabase:
         self._has_warned = False
 
     @property
+    def is_one_machine(self) -> bool:
+        """Whether only processes of one machine can use the store."""
+        return False
+
+    @property
     def label(self) -> str:
         """The address for messages, without credentials."""
         return self._address.label

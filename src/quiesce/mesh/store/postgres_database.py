@@ -100,6 +100,11 @@ class PostgresDatabase:
         self._is_telling = False
 
     @property
+    def is_one_machine(self) -> bool:
+        """Whether only processes of one machine can use the store."""
+        return False
+
+    @property
     def label(self) -> str:
         """The address for messages, without credentials."""
         return self._link.address.label

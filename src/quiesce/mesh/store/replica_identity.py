@@ -5,7 +5,7 @@ see. These are proofs:
 
 1. The same replica has started again. (The platform that names the replica sees to it that there is one at a time.)
 2. Its process is not in the process table of the host that both run on, or another process has its pid.
-3. The machine has started again since.
+3. The machine has started again since, and all processes with the store run on it.
 4. It fences itself, and its lease is over: a timer of the kernel has ended the process before (see `fence`).
 5. An operator says so.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
+from quiesce.errors import UsageError
 from quiesce.mesh.store.rows import Replica
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ def boot_of_machine() -> str:
 
 
 def host_of_processes() -> str:
-    """Return the machine and the namespace of processes; empty if it cannot be told from others."""
-    machine = _read(Path("/etc/machine-id")) or boot_of_machine()
+    """Return this start of the machine and the namespace of processes; empty if it cannot be told from others.
+
+    The id of a boot is random. The id of a machine is not used: cloned machines and containers may have the same one.
+    """
+    machine = boot_of_machine()
     try:
         namespace = (_PROC / "self/ns/pid").readlink()
     except OSError:
@@ -110,6 +114,7 @@ def proof_of_death(
     own: Replica,
     *,
     is_starting: bool = False,
+    is_one_machine: bool = False,
     start_of: Callable[[int], int | None] = start_of_process,
 ) -> str:
     """Return how it is proven that a replica has ended; empty if it is not.
@@ -118,19 +123,31 @@ def proof_of_death(
         other: The replica, as the store has it now.
         own: The replica that asks, which runs in this process.
         is_starting: Whether `own` has just started. Later, another one of its name is the one that has started.
+        is_one_machine: Whether all processes with this store run on one machine.
         start_of: A function that returns the start of a process, if it is there.
+
+    *Raises*: `UsageError` if a process of the same name, which has just started, runs on this host.
     """
     if other.incarnation == own.incarnation:
         return ""
+    if is_one_machine and other.boot and own.boot and other.boot != own.boot:
+        return "its machine has started again since"
+    runs = False
     if other.host and other.host == own.host:
-        if other.boot and own.boot and other.boot != own.boot:
-            return "its machine has started again since"
         try:
-            if start_of(other.pid) != other.started:
-                return f"its process {other.pid} has ended"
+            runs = start_of(other.pid) == other.started
         except OSError:
             logger.debug("it is not known whether process %s runs", other.pid, exc_info=True)
+        else:
+            if not runs:
+                return f"its process {other.pid} has ended"
     if is_starting and other.agent == own.agent and other.name == own.name:
+        if runs and other.pid != own.pid:
+            message = (
+                f"replica {own.name!r} of {own.agent!r} runs already, as process {other.pid}: give each process its own"
+                " replica=, or leave replica= out. The workers of one server are several processes"
+            )
+            raise UsageError(message)
         return f"replica {own.name} has started again"
     if other.fences and other.age > other.lease + _SPARE_SECONDS:
         return f"its lease of {other.lease:g} s is over, and it fences itself"

@@ -130,7 +130,7 @@ class ReplicaWatch:
         replicas = await self._database.replicas(self._own.agent)
         for place, one in enumerate(replicas):
             is_alive = one.state == "alive"
-            why = proof_of_death(one, self._own, is_starting=is_starting) if is_alive else ""
+            why = self._proof(one, is_starting=is_starting) if is_alive else ""
             if why and await self._database.end(one.incarnation, is_dead=True, why=why):
                 logger.warning("%s is dead: %s", describe_replica(one), why)
                 replicas[place] = replace(one, state="dead", why=why)
@@ -140,6 +140,10 @@ class ReplicaWatch:
             if one.state == "dead" and one.heir not in alive:
                 await self._inherit(one)
         await self._read_estates()
+
+    def _proof(self, one: Replica, *, is_starting: bool) -> str:
+        is_local = self._database.is_one_machine
+        return proof_of_death(one, self._own, is_starting=is_starting, is_one_machine=is_local)
 
     def _note_changes(self, replicas: list[Replica]) -> None:
         before, self._states = self._states, {one.incarnation: one.state for one in replicas}

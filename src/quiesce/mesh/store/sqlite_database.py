@@ -75,16 +75,21 @@ class SqliteDatabase:
 
     def __init__(self, path: str | os.PathLike[str], *, syncs: bool = False) -> None:
         """Describe the file; `open` makes it."""
-        self._path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         self._syncs = syncs
         self._file: sqlite3.Connection | None = None
         self._one = anyio.CapacityLimiter(1)
         self._in_use = threading.Lock()  # also by the thread of a task that was cancelled
 
     @property
+    def is_one_machine(self) -> bool:
+        """Whether only processes of one machine can use the store."""
+        return True
+
+    @property
     def label(self) -> str:
         """The address for messages."""
-        return f"sqlite://{self._path}"
+        return f"sqlite://{self.path}"
 
     async def _do(self, work: Callable[..., _T], *args: Any) -> _T:
         """Run a function with the connection in a thread."""
@@ -106,24 +111,24 @@ class SqliteDatabase:
 
     async def open(self) -> None:
         """Open the file, and make its tables if there are none."""
-        if not self._path.parent.is_dir():
+        if not self.path.parent.is_dir():
             message = f"the folder of the store {self.label} does not exist: make it first"
             raise UsageError(message)
         with detached():
             await anyio.to_thread.run_sync(self._open, limiter=self._one)
 
     def _open(self) -> None:
-        made = not self._path.exists()
+        made = not self.path.exists()
         try:
             file = sqlite3.connect(
-                self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
             message = f"the store {self.label} cannot be opened: {error}"
             raise UsageError(message) from error
         try:
             if made:
-                self._path.chmod(0o600)
+                self.path.chmod(0o600)
             file.execute("PRAGMA journal_mode=WAL")
             file.execute(f"PRAGMA synchronous={'FULL' if self._syncs else 'NORMAL'}")
             self._make_tables(file)
@@ -139,7 +144,7 @@ class SqliteDatabase:
             raise UsageError(message) from error
         except sqlite3.DatabaseError as error:
             file.close()
-            message = f"{self._path} is not an SQLite file ({error}): name another file"
+            message = f"{self.path} is not an SQLite file ({error}): name another file"
             raise UsageError(message) from error
         except BaseException:
             file.close()
@@ -174,7 +179,7 @@ class SqliteDatabase:
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each change of the file, until cancelled."""
-        log = f"{self._path}-wal"
+        log = f"{self.path}-wal"
         before = _change_of(log)
         while True:
             await anyio.sleep(_LOOK_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+# A word and a colon: an address, also if it is misspelled. It may have a password, so no message repeats it.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _WAYS = "a path, sqlite:///path, postgresql://… or nats://…"
 
 
@@ -33,10 +36,13 @@ def store_of(
         message = f"store must be {_WAYS}, or a Database, not {store!r}"
         raise ArgumentError(message)
     text = os.fspath(store)
-    scheme, colon, _ = text.partition(":")
-    if not colon or "/" in scheme or not (scheme == "sqlite" or "://" in text):
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        if not text:
+            message = f"store must be {_WAYS}, and not empty"
+            raise ArgumentError(message)
         return Journal(store, durability=durability), None
-    return None, _database(scheme, text, is_power=durability == "power")
+    return None, _database(scheme[1], text, is_power=durability == "power")
 
 
 def _database(scheme: str, address: str, *, is_power: bool) -> Database:
@@ -44,15 +50,15 @@ def _database(scheme: str, address: str, *, is_power: bool) -> Database:
         from quiesce.mesh.store.sqlite_database import SqliteDatabase  # noqa: PLC0415 - only if it is used
 
         return SqliteDatabase(_path_of(address), syncs=is_power)
-    if scheme in {"postgresql", "postgres"}:
+    if scheme in {"postgresql", "postgres"} and "://" in address:
         from quiesce.mesh.store.postgres_database import PostgresDatabase  # noqa: PLC0415 - the same
 
         return PostgresDatabase(address)
-    if scheme in {"nats", "tls"}:
+    if scheme in {"nats", "tls"} and "://" in address:
         from quiesce.mesh.store.nats_database import NatsDatabase  # noqa: PLC0415 - the same
 
         return NatsDatabase(address)
-    message = f"store must be {_WAYS}, not an address that begins with {scheme}://"
+    message = f"store must be {_WAYS}, not an address that begins with {scheme}:"
     raise ArgumentError(message)
 
 
