@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CASCADE = bytes(16)
 _RECEIPT = pack(Receipt("done"))
 _OWN = "a1"
+_WARM = 8  # batches: a driver prepares and plans its statements in the first ones
 _WAITS = 0.05  # seconds until a ledger certainly waits
 _RATIO, _ROUND_TRIPS = 0.6, 3.0
 
@@ -85,25 +86,26 @@ async def enrolled(address: str) -> AsyncIterator[Database]:
 
 
 async def _measured(store: str, size: int, count: int, *, is_ours: bool) -> tuple[float, float]:
-    """Return the seconds and the processor seconds of a row, in batches one after the other."""
+    """Return the seconds and the processor seconds of a row, in the middle batch of some, one after the other."""
     address = places().address(store)
-    given = list(batches(count, size))
-    number = sum(len(batch.claims) + len(batch.puts) for batch in given)
+    warming, *given = batches(count + _WARM, size)
+    times: list[float] = []
+    cpus: list[float] = []
     async with enrolled(address) as database:
         engine = await engine_at(store, address)
         try:
-            first, *_ = batches(1, size)
-            began, cpu = 0.0, 0.0
-            for batch in (first, *given):
-                if batch is given[0]:  # the first one has warmed up
-                    began, cpu = time.perf_counter(), time.process_time()
+            for batch in (warming, *given):
+                began, cpu = time.perf_counter(), time.process_time()
                 if is_ours:
                     assert not await database.apply(batch)
                 else:
                     await engine.upsert(batch)
-            return (time.perf_counter() - began) / number, (time.process_time() - cpu) / number
+                times.append(time.perf_counter() - began)
+                cpus.append(time.process_time() - cpu)
         finally:
             await engine.close()
+    rows = 2 * size
+    return statistics.median(times[_WARM:]) / rows, statistics.median(cpus[_WARM:]) / rows
 
 
 _PIECES = {"quiesce": True, "driver alone": False}
