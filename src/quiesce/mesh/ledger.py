@@ -188,11 +188,12 @@ class Ledger:
             )  # without an address no other node can be opened
             while receipt is None:
                 try:
-                    if not is_taken and await _is_orphan(database, root):
-                        await stack.enter_async_context(_caretaker(root.agent, self._store))
-                        is_taken = True
                     found = await database.find("hop", [root.key])
                     receipt = receipt_of_row(found.get(root.key, root))
+                    if receipt is None and not is_taken and await _is_orphan(database, root):
+                        await stack.enter_async_context(_caretaker(root.agent, self._store))
+                        is_taken = True
+                        news[0].set()  # it may have written the receipt already
                 except StoreLost:
                     pass  # it may be back before the time is over
                 if receipt is None:

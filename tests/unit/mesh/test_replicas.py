@@ -221,3 +221,24 @@ async def test_an_old_process_does_not_bury_the_one_that_took_its_name(tmp_path:
         await new.opened.shared.store.database.beat(new.opened.shared.store.replica.incarnation)
         await until(lambda: not old.health.ok)
         assert new.health.ok
+
+
+async def test_rows_are_over_when_their_answers_have_left(tmp_path: Path) -> None:
+    """A message whose receipt was in its answer leaves nothing behind that would stay for ever."""
+
+    async def hand_on(_: Hop) -> None:
+        await here.hand(last, nothing)
+
+    async with town(tmp_path) as here:
+        root, middle, last = await here.add("a"), await here.add("b"), await here.add("c")
+        async with root.cascade("trip") as cascade:
+            await here.hand(middle, hand_on)
+        assert isinstance(await cascade.settled(30), Settled)
+        for node in (root, middle, last):
+            assert node.opened.shared is not None
+            store = node.opened.shared.store
+            await store.written()
+            assert store.rows.is_empty
+        rows = await store.database.cascade(bytes.fromhex(cascade.id))
+        assert [row.state for row in rows] == ["over"] * 3
+        assert all(row.keep_until for row in rows)

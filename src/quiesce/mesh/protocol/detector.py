@@ -235,7 +235,11 @@ class Detector:
             if hop.receipt is not None:
                 hop.enter(_OVER)
                 del self.known.hop_records[edge]
-                self.known.over_receipts[edge] = pack(hop.receipt)
+                packed = pack(hop.receipt)
+                if self.is_shared:
+                    self.known.end_edge(edge, packed)  # else its row would stay for ever
+                else:
+                    self.known.over_receipts[edge] = packed
                 return Answer("closed", hop.receipt)
         return self._answer_about(edge) or self._never()
 

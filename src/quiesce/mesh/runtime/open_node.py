@@ -375,7 +375,7 @@ class OpenNode:
         if not self.is_refusing:
             answer = self.engine.detector.ride(record.edge)  # makes no requests to carry out
             if self.shared is not None:
-                self.shared.rode(record.edge, answer)
+                self.try_to_commit()  # that the row of the message is over
         return codec.response_header(record.edge, answer, must_ask=record.reply is None)
 
     async def written_answer(self, hop: Hop, answer: str) -> str:

@@ -125,11 +125,6 @@ class SharedNode:
             elif isinstance(record, Closed):
                 self._closed(record)
 
-    def rode(self, edge: bytes, answer: Answer) -> None:
-        """Record that an answer has carried a receipt, so that the hop is over, if it had one."""
-        if answer.receipt is not None:
-            self.add([Over(edge, pack(answer.receipt))])
-
     # Messages (1).
 
     async def admit(self, handed: Handed, why_not: str | None = None, caller: str = "") -> Hop:

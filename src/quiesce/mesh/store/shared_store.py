@@ -87,7 +87,8 @@ class SharedStore:
         # The number of the change that is being collected, and of the last one that was written.
         self._collecting = 1
         self._last_written = 0
-        self._turn = anyio.Event()  # set when a change was written, or never will be
+        # By the number of a change: set when it was written, or never will be. So a task is woken once.
+        self._turns: dict[int, anyio.Event] = {}
         self._actions: deque[tuple[int, Callable[[], None]]] = deque()
         self._in_flight: tuple[Batch, list[_Claim]] | None = None
         self._has_left = False
@@ -140,13 +141,15 @@ class SharedStore:
         target = self._target
         if target <= self._last_written:
             return
-        with anyio.move_on_after(self._within):
-            while target > self._last_written:
-                if self.buried is not None:
-                    raise self._new_buried(self.buried)
-                await self._turn.wait()
+        if self.buried is None:
+            turn = self._turns.get(target)
+            if turn is None:
+                turn = self._turns[target] = anyio.Event()
+            with anyio.move_on_after(self._within):
+                await turn.wait()
+        if target <= self._last_written:
             return
-        raise self.lost()
+        raise self.lost() if self.buried is None else self._new_buried(self.buried)
 
     def lost(self) -> StoreLost:
         """Return the error for a wait that took too long."""
@@ -315,8 +318,9 @@ class SharedStore:
 
     def _advance(self) -> None:
         """Wake the tasks that wait, and do what had to wait."""
-        turn, self._turn = self._turn, anyio.Event()
-        turn.set()
+        for number in list(self._turns):
+            if number <= self._last_written or self.buried is not None:
+                self._turns.pop(number).set()
         while self._actions and self._actions[0][0] <= self._last_written:
             _, action = self._actions.popleft()
             action()
