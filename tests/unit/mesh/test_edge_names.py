@@ -10,13 +10,14 @@ from quiesce.mesh.protocol.codec import parse_request_header
 from quiesce.mesh.protocol.facts import UNKNOWN, WORKING
 from quiesce.mesh.protocol.receipt import Receipt, edge_key
 from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply
-from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked
+from quiesce.mesh.runtime.edge_names import EdgeNames, answer_as_asked, answer_keys
+from tests.unit.mesh.meshing import World
 from tests.unit.mesh.replicas import nothing, town
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quiesce.mesh import Hop
+    from quiesce.mesh import Hop, Node
 
 ID = b"an edge's id"
 KEY = edge_key(ID)
@@ -80,3 +81,32 @@ def test_an_answer_names_edges_as_the_caller_does() -> None:
     assert EdgeNames.named(NodeReply((ID,), ((ID, UNKNOWN),))) == NodeReply(
         (KEY,), ((KEY, UNKNOWN),)
     )
+
+
+async def test_a_node_without_a_shared_store_is_asked_by_key(tmp_path: Path) -> None:
+    """An heir knows the key alone: the node finds the edge, closes none by key, and does not refuse what it never saw."""
+    seen, edges = list[NodeCall](), list[bytes]()
+
+    async def see(hop: Hop) -> None:
+        edges.append(hop.record.edge)
+
+    def answer(node: Node, call: NodeCall) -> NodeReply:
+        def at(asked: NodeCall) -> NodeReply:
+            seen.append(asked)
+            return NodeReply((), tuple((edge, WORKING) for edge, _ in asked.asks))
+
+        return answer_keys(call, node.opened.engine.known, at)
+
+    async with World(tmp_path) as world:
+        root, agent = await world.add("a"), await world.add("b")
+        async with root.cascade("trip") as cascade:
+            await world.hand("b", see)
+        assert await cascade.settled(1)
+        (edge,), other = edges, b"k" * 16
+        asks = ((edge_key(edge), True), (other, True), (ID, False))
+        reply = answer(agent, NodeCall("", ((edge_key(edge), RECEIPT), (ID, RECEIPT)), asks))
+        assert seen[0].asks == ((edge, True), (ID, False))
+        assert seen[0].receipts == ((ID, RECEIPT),)
+        assert dict(reply.answers) == {edge_key(edge): WORKING, other: UNKNOWN, ID: WORKING}
+        answer(agent, NodeCall("", ((other, RECEIPT),), ()))
+        assert seen[1].receipts == ()

@@ -203,6 +203,25 @@ async def test_a_notice_is_heard_once(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(a3.heard) == 1
 
 
+async def test_an_heir_is_listed_as_the_heir_while_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes late for the dead is read by the next heir, too, because their entries say who was the last one."""
+    monkeypatch.setattr(replica_watch, "_FORGET_SECONDS", -1.0)
+    monkeypatch.setattr(replica_watch, "BEATS", 1000)
+    database = Fickle(tmp_path / "rows.db")
+    async with watching(database) as a3:
+        for name in ("a1", "old"):
+            await database.enroll(replica_of(name))
+            await database.end(name, is_dead=name == "a1")
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(a3.watch.beat)
+                await until(lambda: database.beats > 1)
+                group.cancel_scope.cancel()
+        assert await heirs(database) == {"a1": "a3", "a3": ""}
+
+
 async def test_replicas_remove_what_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
