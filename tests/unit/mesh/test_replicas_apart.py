@@ -245,3 +245,22 @@ async def test_a_fence_is_set_before_the_replica_is_listed(
     assert log[:2] == [True, "listed True"]
     assert log[-1] == "closed"
     assert log.count("closed") == 1
+
+
+async def test_an_heir_without_the_id_of_a_message_posts_no_receipt(tmp_path: Path) -> None:
+    """Nobody would take it by its key: the sender asks for it."""
+
+    async def work(hop: Hop) -> None:
+        hop.spawn(anyio.sleep_forever)
+
+    async with town(tmp_path) as here:
+        line = Line(here)
+        root = await here.add("a", store=elsewhere(tmp_path))
+        old = await here.add("b", replica="b-0")
+        async with root.cascade("trip") as cascade:
+            await here.hand(old, work)
+        here.replicas["b"].remove(old)
+        await here.add("b", replica="b-0", transport=line)
+        verdict = await cascade.settled(30)
+        assert verdict.receipt.lost == 1
+        assert line.log == []
