@@ -141,7 +141,7 @@ async def test_a_receipt_leaves_when_it_has_lasted(tmp_path: Path) -> None:
         slow.log = line.log
         done.set()
         assert isinstance(await cascade.settled(30), Settled)
-        assert line.log[:2] == ["written", "called"]
+        assert line.log.index("written") < line.log.index("called")
 
 
 async def test_a_message_that_finds_no_room_after_its_claim_may_come_again(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def test_an_address_is_a_database(store: str, path: Path) -> None:
     assert database.label == f"sqlite://{path}"
 
 
-@pytest.mark.parametrize("store", ["mysql://host/mesh", "sqlite://mesh.db", "sqlite:///", 7])
+@pytest.mark.parametrize(
+    "store", ["mysql://host/mesh", "sqlite://mesh.db", "sqlite://host/mesh.db", "sqlite:///", 7]
+)
 def test_any_other_address_is_refused(store: object) -> None:
     """A mistake does not make a file with a strange name."""
     with pytest.raises(ArgumentError, match="sqlite:///"):
