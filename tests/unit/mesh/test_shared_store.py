@@ -240,6 +240,22 @@ async def test_a_copy_wins_when_the_first_request_is_cancelled(tmp_path: Path) -
         assert list(await store.find("hop", [EDGE])) == [EDGE]
 
 
+async def test_of_two_claims_at_the_same_time_of_the_clock_one_is_won(tmp_path: Path) -> None:
+    """Rows that are equal, because a clock is coarse, are still the rows of two claims."""
+    found: list[EdgeRow | None] = []
+
+    async with writing(SqliteDatabase(tmp_path / "rows.db")) as store:
+
+        async def claim() -> None:
+            found.append(await store.claim(BEGUN))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(claim)
+                group.start_soon(claim)
+        assert found == [None, store.rows.claim_of(BEGUN)]
+
+
 async def test_all_waits_end_when_a_replica_is_declared_dead(tmp_path: Path) -> None:
     """Nothing of it is written any more, and what had to wait for that does not happen."""
     gate, buried, done = Gate(tmp_path / "rows.db"), list[str](), list[str]()
