@@ -55,6 +55,13 @@ def test_a_stopped_process_never_goes_on() -> None:
     assert (process.returncode, output) == (-signal.SIGKILL, "")
 
 
+def test_a_time_that_is_over_kills_at_once() -> None:
+    """A heartbeat whose answer came after the end of the lease does not let the process go on."""
+    process = _start(600, after="fence.kill_in(-1.0); time.sleep(600)")
+    output, _ = process.communicate(timeout=_WITHIN)
+    assert (process.returncode, output) == (-signal.SIGKILL, "")
+
+
 def test_a_process_that_sets_the_timer_again_goes_on() -> None:
     """A later time takes the place of an earlier one, and a fence that is closed kills nobody."""
     process = _start(

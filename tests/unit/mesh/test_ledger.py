@@ -62,6 +62,10 @@ async def test_an_open_verdict_names_the_agent_and_the_replica(tmp_path: Path) -
             assert not verdict.is_final
             assert "when b ends its work" in str(verdict)
             assert "in replica b-7" in str(verdict)
+            assert {one.agent for one in await ledger.replicas()} == {"a", "b"}
+            assert (
+                len(await ledger.replicas()) == 2
+            )  # the ledger does not take part while they live
             frontier = await ledger.frontier(cascade.id)
             assert [one.state for one in frontier.busy] == ["at work"]
             (entry,) = await ledger.cascades()

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from quiesce.mesh import Hop, Ledger
+from tests.unit.mesh.meshing import HandlerError, fails
 from tests.unit.mesh.replicas import nothing, town
 
 if TYPE_CHECKING:
@@ -39,14 +40,23 @@ async def test_an_operator_looks_at_a_mesh(tmp_path: Path) -> None:
         async with root.cascade("short") as short:
             await here.hand(agent, nothing)
         assert await short.settled(30)
+        with pytest.raises(HandlerError):
+            async with root.cascade("bad") as bad:
+                await here.hand(agent, fails)
+        assert not await bad.settled(30)
         async with root.cascade("long") as long:
             await here.hand(agent, leave)
 
         code, out, _ = await command("list", here.store)
-        assert (code, [line.split()[1] for line in out.splitlines()]) == (0, ["open", "settled"])
+        assert (code, [line.split()[1] for line in out.splitlines()]) == (
+            0,
+            ["open", "settled", "settled"],
+        )
         code, out, _ = await command("settled", here.store, short.id)
         assert code == 0
         assert out.startswith("cascade 'short': settled")
+        code, out, _ = await command("settled", here.store, bad.id)
+        assert (code, out.startswith("cascade 'bad': ")) == (1, True)
         code, out, _ = await command("settled", here.store, long.id, "--within", "0.1", "--json")
         assert (code, json.loads(out)["verdict"]) == (3, "unknown")
         code, out, _ = await command("frontier", here.store, long.id)

@@ -9,8 +9,10 @@ import pytest
 
 from quiesce import mesh
 from quiesce.errors import ArgumentError
+from tests.loops import let_others_run
 from tests.unit.mesh.meshing import World, fails, nothing
-from tests.unit.mesh.replicas import town
+from tests.unit.mesh.replicas import Gate, town
+from tests.unit.mesh.test_replicas import cascade_hop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +103,30 @@ async def test_a_subscriber_that_fails_changes_nothing(caplog: pytest.LogCapture
 
 @pytest.mark.real_time
 async def test_an_event_is_told_when_it_has_lasted(tmp_path: Path) -> None:
-    """With a shared store, too; and replicas that join and leave are told."""
+    """What a subscriber has heard of is true after any crash."""
+    gate, events = Gate(tmp_path / "mesh.db"), list["NodeEvent"]()
+    async with town(tmp_path) as here:
+        root = await here.add("a", store=gate)
+        root.subscribe(events.append)
+
+        async def hand() -> None:
+            async with cascade_hop().delegate("http://b") as handing:
+                handing.not_sent()
+
+        async with root.cascade("trip") as cascade:
+            gate.may_write = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(hand)
+                await let_others_run()
+                assert kinds(events) == ["CascadeBegun"]
+                gate.may_write.set()
+            assert kinds(events)[:2] == ["CascadeBegun", "EdgeSent"]
+        assert await cascade.settled(30)
+
+
+@pytest.mark.real_time
+async def test_replicas_that_join_and_leave_are_told(tmp_path: Path) -> None:
+    """A replica hears of the others, and not of itself; each end of a cascade is told once."""
     joined, gone = anyio.Event(), anyio.Event()
     events: list[NodeEvent] = []
 
@@ -126,6 +151,8 @@ async def test_an_event_is_told_when_it_has_lasted(tmp_path: Path) -> None:
         with anyio.fail_after(60):
             await gone.wait()
     assert [kind for kind in kinds(events) if "Cascade" in kind] == ["CascadeBegun", "CascadeEnded"]
+    (came,) = [event for event in events if isinstance(event, mesh.ReplicaJoined)]
+    assert came.replica == "a-1"
     (left,) = [event for event in events if isinstance(event, mesh.ReplicaGone)]
     assert (left.replica, left.is_dead) == ("a-1", False)
 

@@ -90,6 +90,29 @@ async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
         await SqliteDatabase(tmp_path / "rows.db").find("hop", [])
 
 
+class Broken(list[EdgeRow]):
+    """Rows that cannot be written."""
+
+    def __iter__(self) -> Iterator[EdgeRow]:
+        """Raise the error of a disk that is full."""
+        message = "disk I/O error"
+        raise sqlite3.OperationalError(message)
+
+
+async def test_a_change_that_fails_half_way_is_not_there_at_all(tmp_path: Path) -> None:
+    """What was written before the failure is taken back, and the file can be used."""
+    database = SqliteDatabase(tmp_path / "rows.db")
+    await database.open()
+    await database.enroll(Replica(incarnation="a1", agent="a", name="a1", lease=10.0))
+    key = b"e" * 16
+    row = EdgeRow(key=key, side="hop", agent="a", owner="a1", cascade=b"c" * 16, began_at=1.0)
+    with pytest.raises(StoreLost, match="disk I/O error"):
+        await database.apply(Batch("a1", claims=[row], puts=Broken()))
+    assert await database.find("hop", [key]) == {}
+    assert await database.apply(Batch("a1", claims=[row])) == {}
+    await database.close()
+
+
 class Slow(list[EdgeRow]):
     """Rows whose writing takes until the test says so."""
 
@@ -124,3 +147,24 @@ async def test_a_change_waits_for_one_whose_task_was_cancelled(tmp_path: Path) -
     await second
     assert len(await database.notices(["b1"])) == 1
     await database.close()
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_change_waits_for_one_of_another_process(tmp_path: Path) -> None:
+    """What a change has read is still true when it writes: the other one has not begun before its end."""
+    first, second = SqliteDatabase(tmp_path / "rows.db"), SqliteDatabase(tmp_path / "rows.db")
+    for database, name in ((first, "a1"), (second, "a2")):
+        await database.open()
+        await database.enroll(Replica(incarnation=name, agent="a", name=name, lease=10.0))
+    slow, key = Slow(), b"e" * 16
+    slow.append(EdgeRow(key=key, side="hop", agent="a", owner="a1", cascade=key, began_at=1.0))
+    writing = asyncio.ensure_future(first.apply(Batch("a1", claims=slow)))
+    await until(slow.is_begun.is_set)
+    ending = asyncio.ensure_future(second.end("a1", is_dead=True))
+    await asyncio.wait([ending], timeout=0.2)
+    slow.may_end.set()
+    assert await writing == {}
+    assert await ending
+    assert list(await second.find("hop", [key])) == [key]
+    for database in (first, second):
+        await database.close()

@@ -91,6 +91,7 @@ class SharedStore:
         self._turns: dict[int, anyio.Event] = {}
         self._actions: deque[tuple[int, Callable[[], None]]] = deque()
         self._in_flight: tuple[Batch, list[_Claim]] | None = None
+        self._is_tried = False  # whether the change in flight was written before, perhaps
         self._has_left = False
 
     # What the node calls.
@@ -266,13 +267,17 @@ class SharedStore:
         if self._in_flight is None:
             self._in_flight = self._collect()
         batch, claims = self._in_flight
+        is_again, self._is_tried = self._is_tried, True
         there = await self.database.apply(batch)
-        self._in_flight = None
+        self._in_flight, self._is_tried = None, False
         if self.error is not None:
             logger.warning("the store %s writes again", self.database.label)
             self.error = None
         for claim in claims:
-            self._decide(claim, there.get(claim.row.key))
+            found = there.get(claim.row.key)
+            if is_again and found == claim.row:
+                found = None  # the first try was written, and its answer was lost
+            self._decide(claim, found)
         self._last_written = self._collecting - 1
         self._advance()
 
@@ -305,8 +310,6 @@ class SharedStore:
     def _decide(self, claim: _Claim, there: EdgeRow | None, *, is_written: bool = True) -> None:
         """End a claim, with the row that is there if it was lost."""
         row = claim.row
-        if there is not None and there == row:
-            there = None  # the first try was written, and its answer was lost
         claim.there = there
         if there is None and is_written:
             claim.is_won = True

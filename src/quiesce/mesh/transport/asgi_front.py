@@ -104,8 +104,6 @@ class CascadeFront:
         known = opened.engine.known.find(edge)
         answer = opened.engine.ride(edge, opened.clock())
         opened.commit_records()
-        if opened.shared is not None:
-            opened.shared.rode(edge, answer)
         must_ask = known is not None and known.reply is None
         return codec.response_header(edge, answer, must_ask=must_ask)
 
