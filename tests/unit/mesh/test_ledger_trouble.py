@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from quiesce.mesh.store.rows import EdgeRow, Side
+    from quiesce.mesh.store.rows import Side
 
 pytestmark = pytest.mark.real_time
 
