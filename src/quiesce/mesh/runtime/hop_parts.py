@@ -258,7 +258,9 @@ class ClaimedPart(FirstPart):
 
     def __init__(self, shared: SharedNode, handed: Handed, frame: FrameType) -> None:
         asker = libraries.starting_frame(frame)
-        self.place = None if asker is None else Callsite(asker.f_code, asker.f_lasti)
+        self.place: Callsite | None = (
+            None if asker is None else Callsite(asker.f_code, asker.f_lasti)
+        )
         self._kind = self.name = "handler"
         self._visit = None
         self._shared, self._handed = shared, handed
@@ -278,7 +280,7 @@ class ClaimedPart(FirstPart):
 
         *Raises*: `EdgeRefused`, `StoreLost`.
         """
-        self.hop = await self._shared.admit(self._handed)
+        self.hop: Hop = await self._shared.admit(self._handed)
         return self.hop
 
     async def __aenter__(self) -> Hop:

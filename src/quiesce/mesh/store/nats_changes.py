@@ -114,7 +114,7 @@ class Attempts:
     def __init__(self, batch: Batch) -> None:
         """Name the first attempt."""
         self.batch = batch
-        self.name = secrets.token_hex(8)
+        self.name: str = secrets.token_hex(8)
         self.lost: dict[str, dict[bytes, EdgeRow]] = {}
         """For each attempt, by name: the rows of lost claims."""
 

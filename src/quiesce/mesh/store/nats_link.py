@@ -20,8 +20,8 @@ from quiesce.errors import SdkMissing, UsageError
 try:
     import nats.errors
     from nats.aio.client import Client
-except ModuleNotFoundError as missing:
-    if missing.name not in {"nats", "nats.errors", "nats.aio", "nats.aio.client"}:
+except ModuleNotFoundError as _missing:
+    if _missing.name not in {"nats", "nats.errors", "nats.aio", "nats.aio.client"}:
         raise
     raise SdkMissing(
         "a store in NATS needs nats-py, which is not installed: pip install 'quiesce[nats]'",
@@ -94,10 +94,10 @@ class NatsLink:
     def __init__(self, address: NatsAddress, attempt_seconds: float) -> None:
         """Describe the connection. `attempt_seconds`: how long one question waits for its answer at most."""
         self.address = address
-        self.last_trouble = ""
-        self.is_open = False
-        self.denied = ""
-        self.unanswered = 0
+        self.last_trouble: str = ""
+        self.is_open: bool = False
+        self.denied: str = ""
+        self.unanswered: int = 0
         """Questions in a row that no server has listened to."""
         self._is_connecting = False
         self.on_connected: list[Callable[[], None]] = []

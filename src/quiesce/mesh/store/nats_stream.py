@@ -76,7 +76,7 @@ class NatsStream:
         self._lower = 0
         self.born_at: float = 0.0
         """When the first process has made the stream, by its clock."""
-        self.seen = 0
+        self.seen: int = 0
         """The highest sequence that this process knows of."""
 
     # Set-up.

@@ -106,10 +106,10 @@ class Subjects:
 
     def __init__(self, bucket: str) -> None:
         """Name the subjects of this bucket."""
-        self.prefix = f"{bucket}.s"
-        self.schema = f"{bucket}.s.schema"
-        self.wake = f"{bucket}.wake"
-        self.entries = (f"{bucket}.s.a.*", f"{bucket}.s.d.*")
+        self.prefix: str = f"{bucket}.s"
+        self.schema: str = f"{bucket}.s.schema"
+        self.wake: str = f"{bucket}.wake"
+        self.entries: tuple[str, str] = (f"{bucket}.s.a.*", f"{bucket}.s.d.*")
 
     def entry(self, incarnation: str) -> str:
         """Return the subject of a replica."""

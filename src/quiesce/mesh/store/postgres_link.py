@@ -70,7 +70,7 @@ class PostgresLink:
             QuiesceError, OSError, ValueError, self._asyncpg.PostgresError, self._asyncpg.InterfaceError,
             self._asyncpg.InternalClientError,
         )  # fmt: skip
-        self.is_open = False
+        self.is_open: bool = False
         self._idle: list[_Session] = []
         self._all: set[_Session] = set()
         self._unclaimed: list[asyncio.Task[_Session]] = []  # whose callers were cancelled
