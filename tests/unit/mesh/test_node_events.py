@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
@@ -155,6 +157,19 @@ async def test_replicas_that_join_and_leave_are_told(tmp_path: Path) -> None:
     assert came.replica == "a-1"
     (left,) = [event for event in events if isinstance(event, mesh.ReplicaGone)]
     assert (left.replica, left.is_dead) == ("a-1", False)
+
+
+def test_a_node_that_is_dropped_is_freed_at_once() -> None:
+    """A node is not a part of a cycle, which only the garbage collector would free."""
+    node = mesh.Node("a")
+    node.subscribe(print)
+    gone = weakref.ref(node)
+    gc.disable()
+    try:
+        del node
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_only_a_function_subscribes() -> None:

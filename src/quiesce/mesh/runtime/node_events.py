@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from quiesce.core.tree import logger
 from quiesce.mesh.protocol.facts import Begun, Closed, EdgeClosed, Over, Sent, Taken
@@ -127,7 +128,8 @@ class Subscribers:
 
     def __init__(self, node: Node) -> None:
         """Begin without functions."""
-        self._node = node
+        self._node = ref(node)  # so that a node that is dropped is freed at once
+        self._name = node.name
         self.functions: list[Callable[[NodeEvent], object]] = []
 
     def add(self, fn: Callable[[NodeEvent], object]) -> Callable[[], None]:
@@ -137,8 +139,9 @@ class Subscribers:
         def remove() -> None:
             if fn in self.functions:
                 self.functions.remove(fn)
-                if self._node.was_opened:
-                    self._node.opened.watch_events()
+                node = self._node()
+                if node is not None and node.was_opened:
+                    node.opened.watch_events()
 
         return remove
 
@@ -148,11 +151,13 @@ class Subscribers:
             try:
                 fn(event)
             except Exception:  # noqa: BLE001 - whatever it raises, the node goes on
-                logger.exception("a subscriber of node %r failed: %r", self._node.name, fn)
+                logger.exception("a subscriber of node %r failed: %r", self._name, fn)
 
     def now(self) -> tuple[str, float]:
         """Return the first fields of an event that is told now."""
-        return self._node.name, self._node.wall()
+        node = self._node()
+        assert node is not None  # noqa: S101 - it tells the event
+        return self._name, node.wall()
 
 
 class RecordEvents:
