@@ -314,4 +314,8 @@ class _Errand:
             with self._lock:
                 self._is_abandoned = True
                 made = self._made
-        return made if made is not None and made.is_written else None
+        if made is None or made.is_written:
+            return made
+        # In the loop before the hop can end: else its edge would be in doubt, and no request has carried it.
+        made.opened.scope_of_hops.backend.post(made.not_sent)
+        return None

@@ -99,7 +99,7 @@ class Groups:
         try:
             lost = await self._writer.commit(group.attempts)
         except NotNowError:
-            raise  # the group stays: whoever is next goes on with it
+            raise  # the group stays: the next call goes on with it
         except Exception as error:  # noqa: BLE001 - each call raises it
             for one in group.members:
                 one.error = error

@@ -235,7 +235,7 @@ class ReplicaEntry:
     end_number: int = 0
     """The sequence of the message that ends it; 0: there is none, and it is alive."""
     change: str = ""
-    """The last change of its state or heir: the same for whoever has changed it."""
+    """The last change of its state or heir: the same for every replica that has changed it."""
 
     def pack(self) -> bytes:
         """Return the replica's message."""

@@ -173,7 +173,7 @@ def explain(error: BaseException, address: PostgresAddress) -> QuiesceError:
 
 
 def explain_opening(error: BaseException, address: PostgresAddress) -> QuiesceError:
-    """Return the error for the caller of `open`: `UsageError` if somebody has to act, `StoreLost` if waiting may help."""
+    """Return the error for the caller of `open`: `UsageError` if the operator has to act, `StoreLost` if waiting may help."""
     what = f"the store {address.label} cannot be opened"
     said = _said(error, address)
     if isinstance(error, QuiesceError):

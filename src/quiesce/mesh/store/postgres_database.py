@@ -63,7 +63,7 @@ _FORGET = """
 WITH gone AS (DELETE FROM quiesce_replicas WHERE incarnation = $1 AND state <> 'alive' RETURNING incarnation)
 DELETE FROM quiesce_notices USING gone WHERE owner = gone.incarnation
 """
-# Rows that somebody writes just now are left for the next time.
+# Rows that another process writes just now are left for the next time.
 _PRUNE = """
 WITH old AS MATERIALIZED (
     SELECT key, side FROM quiesce_rows WHERE keep_until < $1 LIMIT $2 FOR UPDATE SKIP LOCKED
@@ -112,7 +112,7 @@ class PostgresDatabase:
     async def open(self) -> None:
         """Connect, and make the tables if there are none.
 
-        *Raises*: `UsageError` if somebody has to act first; `StoreLost` if waiting may help.
+        *Raises*: `UsageError` if the operator has to act first; `StoreLost` if waiting may help.
         """
         await self._link.open()
 

@@ -60,7 +60,7 @@ def host_of_processes() -> str:
 def start_of_process(pid: int) -> int | None:
     """Return when a process started, in ticks since the boot; None if there is no such process.
 
-    *Raises*: `OSError` if that cannot be known: the process is hidden from this one, or there is no file descriptor left.
+    *Raises*: `OSError` if that cannot be known: the process is hidden from this one, or all file descriptors are in use.
     """
     try:
         line = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")

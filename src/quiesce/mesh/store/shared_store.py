@@ -298,7 +298,7 @@ class SharedStore:
     def _leave_out_abandoned(self) -> None:
         """Leave claims that nobody waits for out of a change, if it is certain that nothing of it was written.
 
-        Else other replicas would see their rows for a moment, and say that somebody works on the messages.
+        Else other replicas would see their rows for a moment, and say that this replica works on the messages.
         """
         if self._in_flight is not None and getattr(self.database, "rolls_back", False):
             batch, claims = self._in_flight
